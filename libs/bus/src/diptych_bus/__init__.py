@@ -1,0 +1,1 @@
+"""The bus: a port, and its adapters `jetstream` and `memory`, proved equal by `tests/parity`."""

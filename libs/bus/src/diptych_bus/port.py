@@ -1,0 +1,263 @@
+"""The port: what services need of the bus.
+
+Rules every adapter keeps:
+
+- Handlers given to `subscribe`, `follow` and `watch` are plain functions: they only append.
+- What heals, heals by itself: pulls, watches, followers and un-acked journal entries survive a
+  restart of the server without the caller's help.
+- Trace context (W3C) is injected from, and extracted into, the current OpenTelemetry context here
+  and nowhere else; token frames carry none.
+- A message above `contracts.streams.MAX_MESSAGE_BYTES` is refused with `Permanent` before it is
+  sent.
+- `BusAway` means *unknown*: the caller retries with the same id until its deadline.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from opentelemetry.context import Context
+
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.journal import JournalEntry
+from diptych_contracts.streams import BucketSpec, ConsumerSpec
+from diptych_contracts.wire import Message, decode
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message as it arrived."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    context: Context | None = None
+    """The sender's trace context, if it sent one."""
+
+    def decode(self, kind: Any) -> Any:
+        """The message as `kind`. Raises `Permanent` if it is none."""
+        return decode(self.data, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class JournalItem:
+    """One journal entry at its place in the stream's order."""
+
+    seq: int
+    entry: JournalEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """JetStream's word that it has a message."""
+
+    seq: int
+    duplicate: bool = False
+
+
+class Pulled(Protocol):
+    """A message from a shared consumer, to be acknowledged once its outcome is durable."""
+
+    delivery: Delivery
+    seq: int
+    num_delivered: int
+
+    async def ack(self) -> None:
+        """Done: never deliver it again."""
+        ...
+
+    async def nak(self, delay_s: float) -> None:
+        """Not now: deliver it again, to anyone, after `delay_s`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kept(Generic[M]):
+    """A bucket's value and the revision a compare-and-swap must name."""
+
+    key: str
+    value: M
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A key that was deleted or has expired."""
+
+    key: str
+
+
+class Subscription(Protocol):
+    """Something that goes on until it is closed."""
+
+    async def close(self) -> None:
+        """No handler is called after this returns."""
+        ...
+
+
+class Messaging(Protocol):
+    """Core NATS: not stored."""
+
+    async def publish(self, subject: str, message: Message) -> None:
+        """Send and forget. While the server is away the message may be dropped."""
+        ...
+
+    async def subscribe(self, subject: str, handler: Callable[[Delivery], None]) -> Subscription:
+        """Call `handler` for each message on `subject` (wildcards `*` and `>` allowed)."""
+        ...
+
+    async def request(self, subject: str, message: Message, reply: Any, *, timeout_s: float) -> Any:
+        """Send `message` and give the answer as type `reply`.
+
+        Raises:
+            BusAway: no answer in `timeout_s`, or nobody listens (then at once).
+        """
+        ...
+
+    async def serve(
+        self, subject: str, answerer: Callable[[Delivery], Awaitable[Message]]
+    ) -> Subscription:
+        """Answer requests on `subject`, each in a task of its own, the trace context set."""
+        ...
+
+
+class Journal(Protocol):
+    """Stream `TOKENS` and its republication: the one order that counts."""
+
+    def append(self, gateway: Incarnation, entry: JournalEntry) -> None:
+        """Add `entry` to the ring of un-acknowledged entries and send it, in order.
+
+        Never blocks and never drops: entries are sent again, oldest first, until JetStream has
+        acknowledged them. Callers pause their sequences while `ring_full` is true.
+        """
+        ...
+
+    @property
+    def ring_full(self) -> bool:
+        """Whether the ring has reached its limit."""
+        ...
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until everything appended so far is acknowledged; False if `timeout_s` ran out."""
+        ...
+
+    async def record(self, gateway: Incarnation, entry: JournalEntry, *, timeout_s: float) -> int:
+        """Store one entry and give its sequence. Raises `BusAway` if that stays unknown."""
+        ...
+
+    async def last_seq(self, gateway: Incarnation) -> int:
+        """Sequence of the newest entry of this gateway's journal; 0 if there is none."""
+        ...
+
+    def read(
+        self, gateway: Incarnation, *, after_seq: int, until_seq: int | None = None
+    ) -> AsyncIterator[JournalItem]:
+        """The entries with `after_seq` < sequence ≤ `until_seq` (or up to now), in order."""
+        ...
+
+    async def follow(
+        self,
+        gateway: Incarnation,
+        handler: Callable[[JournalItem], None],
+        *,
+        after_seq: int | None = None,
+    ) -> Subscription:
+        """Call `handler` for each entry after `after_seq` (default: after now), once, in order.
+
+        Reads the republished journal; a gap, a reconnect, or 250 ms of silence is healed from the
+        stream itself.
+        """
+        ...
+
+
+class Streams(Protocol):
+    """The other streams."""
+
+    async def store(
+        self, subject: str, message: Message, *, msg_id: str, timeout_s: float
+    ) -> Stored:
+        """Store `message`; the same `msg_id` again is a duplicate, not a second message.
+
+        Raises:
+            BusAway: JetStream did not acknowledge; it may have it nevertheless.
+            Transient: JetStream refused (stream full, starting up).
+        """
+        ...
+
+    async def stored(self, stream: str, seq: int) -> Delivery | None:
+        """The message at `seq`, or None if it is gone."""
+        ...
+
+    async def erase(self, stream: str, seq: int) -> None:
+        """Delete the message at `seq`; nothing happens if it is gone."""
+        ...
+
+    async def pull(
+        self,
+        consumer: ConsumerSpec,
+        handler: Callable[[Pulled], None],
+        *,
+        paused: Callable[[], bool],
+    ) -> Subscription:
+        """Share `consumer`'s messages with the other replicas; asks for none while `paused()`."""
+        ...
+
+
+class Bucket(Protocol[M]):
+    """One key-value bucket of values of one type."""
+
+    async def get(self, key: str) -> Kept[M] | None:
+        """The newest value."""
+        ...
+
+    async def create(self, key: str, value: M, *, ttl_s: float | None = None) -> int:
+        """Write a key that must not exist; gives its revision. Raises `Conflict`."""
+        ...
+
+    async def update(self, key: str, value: M, revision: int, *, ttl_s: float | None = None) -> int:
+        """Compare-and-swap. Raises `Conflict` if `revision` is not the newest."""
+        ...
+
+    async def put(self, key: str, value: M, *, ttl_s: float | None = None) -> int:
+        """Write, whatever is there."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove a key and its history."""
+        ...
+
+    async def watch(self, handler: Callable[[Kept[M] | Gone], None]) -> Subscription:
+        """Call `handler` for every present key (before this returns), then for each change.
+
+        After a reconnect the bucket is listed again: a value may be seen twice, a change is never
+        missed. Expired keys are reported as `Gone` at the next listing at the latest.
+        """
+        ...
+
+
+class Bus(Messaging, Journal, Streams, Protocol):
+    """Everything."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server is there, as far as this client knows."""
+        ...
+
+    def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:
+        """The bucket `spec`, holding values of type `kind`."""
+        ...
+
+    async def put_object(self, bucket: str, name: str, data: bytes) -> None:
+        """Store a large value under `name`."""
+        ...
+
+    async def get_object(self, bucket: str, name: str) -> bytes | None:
+        """The newest value under `name`."""
+        ...
+
+    async def close(self) -> None:
+        """Flush what is pending (2 s at most) and leave."""
+        ...

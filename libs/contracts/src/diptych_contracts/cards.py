@@ -1,0 +1,46 @@
+"""What a gateway needs to know of a model, and what two workers must agree on to share its KV."""
+
+from diptych_contracts.wire import Message
+
+
+class KvLayout(Message, frozen=True, kw_only=True, tag="kv_layout.1"):
+    """How KV blocks lie in a transfer slot."""
+
+    layout_id: str
+    """`llama-seq-v1`: the engine's own blob of one block."""
+    engine_build: str
+    """The blob's format belongs to this build, e.g. `llama.cpp-b11549`."""
+    block_tokens: int
+    slot_bytes: int
+    """Size of a full block; the last block of a prompt may be shorter."""
+    dtype: str
+
+
+class Fingerprint(Message, frozen=True, kw_only=True, tag="fingerprint.1"):
+    """Which weights, exactly enough to decide whether KV may be shared."""
+
+    base: str
+    """Hash over architecture, tokenizer, RoPE and KV layout: must match."""
+    weights: str
+    """Weight precision, e.g. `Q4_1`: may differ only for the pairs a card lists."""
+
+
+class ModelCard(Message, frozen=True, kw_only=True, tag="model_card.1"):
+    """Everything but the weights: a gateway needs no model file."""
+
+    model: str
+    """The id clients ask for."""
+    fingerprint: Fingerprint
+    context_tokens: int
+    """Longest prompt plus answer of one request."""
+    block_tokens: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    bos_id: int | None = None
+    add_bos: bool = False
+    tokenizer_json: str
+    """A `tokenizers` file."""
+    chat_template: str
+    """The model's own Jinja template."""
+    created_unix_s: int = 0
+    owner: str = "diptych"

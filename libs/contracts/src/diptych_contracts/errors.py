@@ -1,0 +1,80 @@
+"""The error tree, sorted by what the receiver does.
+
+    DiptychError
+    ├── Transient            try again (the same id, until the deadline)
+    │   └── BusAway          the bus did not answer; the outcome is unknown
+    ├── Permanent            will never work; tell the client
+    │   ├── InvalidRequest   the client's request is wrong: names the parameter
+    │   ├── UnknownModel     nobody serves this model
+    │   ├── ContextOverflow  prompt and answer do not fit the model's context
+    │   └── Incompatible     two parties that must match do not; names the field
+    ├── Conflict             a compare-and-swap was lost; read back and decide
+    ├── Refused              a typed "no" from a worker; route elsewhere
+    ├── Unverified           KV that failed a check; never decode from it
+    └── Expired              the deadline passed; drop
+
+Anything else is a bug: the process dies and recovery takes over.
+"""
+
+
+class DiptychError(Exception):
+    """Root of every error Diptych raises on purpose."""
+
+
+class Transient(DiptychError):
+    """Not now: the same call may work later."""
+
+
+class BusAway(Transient):
+    """The bus did not answer in time; whether it took the message is unknown."""
+
+
+class Permanent(DiptychError):
+    """Never: the same call will fail again."""
+
+
+class InvalidRequest(Permanent):
+    """A client's request that cannot be served as written.
+
+    Args:
+        message: What was expected and what was seen.
+        param: The offending parameter, by its name in the body.
+        code: A stable machine-readable code.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class UnknownModel(InvalidRequest):
+    """No model of that name is served here."""
+
+
+class ContextOverflow(InvalidRequest):
+    """Prompt and answer together exceed the model's context."""
+
+
+class Incompatible(Permanent):
+    """Two parties that must agree do not; the message names the fields that differ."""
+
+
+class Conflict(DiptychError):
+    """Another writer was first."""
+
+
+class Refused(DiptychError):
+    """A worker said no; `reason` is one of `contracts.jobs.RefusalReason`."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+
+
+class Unverified(DiptychError):
+    """A KV block that is missing, altered or someone else's."""
+
+
+class Expired(DiptychError):
+    """The deadline passed."""

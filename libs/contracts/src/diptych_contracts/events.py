@@ -1,0 +1,52 @@
+"""Life-cycle events: stream `EVENTS`, for audit and replay. Nothing waits for them."""
+
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import End
+from diptych_contracts.requests import Assignment
+from diptych_contracts.wire import Message
+
+
+class RequestQueued(Message, frozen=True, kw_only=True, tag="request_queued.1"):
+    """A scheduler took a request on."""
+
+    request_id: RequestId
+    scheduler: Incarnation
+
+
+class RequestRouted(Message, frozen=True, kw_only=True, tag="request_routed.1"):
+    """An attempt was given to workers."""
+
+    request_id: RequestId
+    attempt: int
+    assignment: Assignment
+
+
+class RequestEnded(Message, frozen=True, kw_only=True, tag="request_ended.1"):
+    """A request has ended; published once, with id `<request>.end`."""
+
+    request_id: RequestId
+    end: End
+
+
+class MemberJoined(Message, frozen=True, kw_only=True, tag="member_joined.1"):
+    """A worker was seen for the first time."""
+
+    member: Incarnation
+
+
+class MemberLost(Message, frozen=True, kw_only=True, tag="member_lost.1"):
+    """A worker has been silent for too long."""
+
+    member: Incarnation
+    silent_ms: int
+
+
+class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.1"):
+    """A message that could not be processed."""
+
+    subject: str
+    reason: str
+    payload: bytes
+
+
+LifeCycleEvent = RequestQueued | RequestRouted | RequestEnded | MemberJoined | MemberLost

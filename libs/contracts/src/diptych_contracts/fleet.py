@@ -1,0 +1,66 @@
+"""Who is there, and how they are."""
+
+from enum import StrEnum
+
+from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.transfers import LinkEndpoint
+from diptych_contracts.wire import Message
+
+
+class Role(StrEnum):
+    """What a worker is for. Either can run `local` requests."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Beat(Message, frozen=True, kw_only=True, tag="beat.1"):
+    """A sign of life, every 100 ms from a thread of its own."""
+
+    member: Incarnation
+    service: str
+    count: int
+    ready: bool = False
+    """Whether the process serves; a supervisor waits for it."""
+    detail: str = ""
+    """Why not, if not."""
+
+
+class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registration.1"):
+    """What a worker offers: bucket `workers`, key = incarnation."""
+
+    worker: Incarnation
+    role: Role
+    engine: str
+    """Adapter and build, e.g. `llamacpp-b11549`."""
+    model: str
+    fingerprint: Fingerprint
+    layout: KvLayout
+    endpoints: tuple[LinkEndpoint, ...]
+    """KV links that can write *to* this worker, fastest first."""
+    max_sequences: int
+    kv_tokens: int
+    """KV cells in all."""
+    context_tokens: int
+
+
+class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load.1"):
+    """A worker's telemetry: every 100 ms, and on change."""
+
+    worker: Incarnation
+    draining: bool = False
+    running: int = 0
+    """Sequences in the engine."""
+    waiting: int = 0
+    """Jobs accepted but not started."""
+    waiting_tokens: int = 0
+    """Prompt tokens still to be prefilled."""
+    kv_tokens_used: int = 0
+    """KV cells held or promised."""
+    transfer_slots_used: int = 0
+    power_w: float = 0.0
+    cap_w: float = 0.0
+    energy_j: float = 0.0
+    """Since the worker started."""
+    energy_source: str = "sim"

@@ -1,0 +1,111 @@
+"""Work for one worker, and its typed answers. Workers are idempotent on (request, attempt)."""
+
+from enum import StrEnum
+
+from diptych_contracts.ids import Incarnation, RequestId, TransferId
+from diptych_contracts.journal import Report
+from diptych_contracts.sampling import Sampling, Stopping
+from diptych_contracts.wire import Message
+
+
+class Generation(Message, frozen=True, kw_only=True, tag="generation.1"):
+    """What to generate: the part every job shares."""
+
+    request_id: RequestId
+    attempt: int
+    gateway: Incarnation
+    model: str
+    tenant: str
+    prompt_ids: tuple[int, ...]
+    prefix_ids: tuple[int, ...] = ()
+    """Answer tokens already delivered by earlier attempts: they are context, not work."""
+    sampling: Sampling
+    stopping: Stopping
+    budget_ms: int
+    """Time left; made a monotonic deadline on arrival, since clocks differ."""
+
+
+class PrefillJob(Message, frozen=True, kw_only=True, tag="prefill_job.1"):
+    """Prefill here, sample one token, hand over to `decode_worker`."""
+
+    generation: Generation
+    decode_worker: Incarnation
+    link: str
+
+
+class BlockDigest(Message, frozen=True, kw_only=True, tag="block_digest.1"):
+    """One written block: `index` within the transfer."""
+
+    index: int
+    n_bytes: int
+    checksum: int
+    """xxh3-64 of the block's bytes."""
+
+
+class DecodeJob(Message, frozen=True, kw_only=True, tag="decode_job.1"):
+    """Go on from KV that was written under a ticket."""
+
+    generation: Generation
+    prefill_worker: Incarnation
+    transfer_id: TransferId
+    first_ids: tuple[int, ...]
+    """Tokens the prefill worker sampled after `prefix_ids`; their KV is not in the blocks."""
+    blocks: tuple[BlockDigest, ...]
+    report: Report
+    """What the prefill phase took."""
+
+
+class GenerateJob(Message, frozen=True, kw_only=True, tag="generate_job.1"):
+    """Both phases here (`local`)."""
+
+    generation: Generation
+
+
+Job = PrefillJob | DecodeJob | GenerateJob
+
+
+class RefusalReason(StrEnum):
+    """Why a worker says no."""
+
+    NO_ROOM = "no_room"
+    DRAINING = "draining"
+    CANCELLED = "cancelled"
+    UNKNOWN_TICKET = "unknown_ticket"
+    UNVERIFIED_KV = "unverified_kv"
+    WRONG_MODEL = "wrong_model"
+    EXPIRED = "expired"
+    UNSUPPORTED = "unsupported"
+
+
+class JobAccepted(Message, frozen=True, kw_only=True, tag="job_accepted.1"):
+    """The worker answers for this attempt from now on."""
+
+    request_id: RequestId
+    attempt: int
+    duplicate: bool = False
+
+
+class JobRefused(Message, frozen=True, kw_only=True, tag="job_refused.1"):
+    """The worker will not run this attempt."""
+
+    request_id: RequestId
+    attempt: int
+    reason: RefusalReason
+    detail: str = ""
+
+
+JobAnswer = JobAccepted | JobRefused
+
+
+class Cancel(Message, frozen=True, kw_only=True, tag="cancel.1"):
+    """Stop every attempt of a request up to `attempt`, and free what it holds."""
+
+    request_id: RequestId
+    attempt: int
+
+
+class CancelDone(Message, frozen=True, kw_only=True, tag="cancel_done.1"):
+    """Nothing of it runs here any more (or ever did)."""
+
+    request_id: RequestId
+    attempt: int

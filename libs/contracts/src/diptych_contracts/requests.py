@@ -1,0 +1,113 @@
+"""An accepted request, and the record of what became of it."""
+
+from enum import StrEnum
+from typing import Literal
+
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import End
+from diptych_contracts.sampling import Sampling, Stopping
+from diptych_contracts.wire import Message
+
+
+class PriorityClass(StrEnum):
+    """Classes in the order they are served."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+
+class Mode(StrEnum):
+    """Where the two phases run."""
+
+    LOCAL = "local"
+    """One worker does both."""
+    REMOTE = "remote"
+    """A prefill worker hands its KV to a decode worker."""
+
+
+class Forced(Message, frozen=True, kw_only=True, tag="forced.1"):
+    """A path the client insists on (for tests and debugging)."""
+
+    mode: Mode | None = None
+    link: Literal["shm"] | None = None
+
+
+class Deadlines(Message, frozen=True, kw_only=True, tag="deadlines.1"):
+    """How long each stage may take, in seconds. All are on by default."""
+
+    first_token_s: float = 60.0
+    inter_token_s: float = 5.0
+    total_s: float = 3600.0
+
+
+class Request(Message, frozen=True, kw_only=True, tag="request.1"):
+    """A request, tokenized: what stream `REQUESTS` stores until the request has ended."""
+
+    request_id: RequestId
+    gateway: Incarnation
+    """Whose journal carries its tokens."""
+    model: str
+    tenant: str = "default"
+    priority_class: PriorityClass = PriorityClass.INTERACTIVE
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    stopping: Stopping
+    deadlines: Deadlines = Deadlines()
+    forced: Forced = Forced()
+    created_unix_ms: int
+
+
+class RecordState(StrEnum):
+    """What the record says; finer states come from the journal."""
+
+    QUEUED = "queued"
+    ROUTED = "routed"
+    CANCELLING = "cancelling"
+    ENDING = "ending"
+    CLOSED = "closed"
+
+
+class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
+    """Who works on an attempt. `prefill` is absent in `local` mode."""
+
+    mode: Mode
+    decode: Incarnation
+    prefill: Incarnation | None = None
+    link: str | None = None
+
+    @property
+    def entry(self) -> Incarnation:
+        """The worker the job is sent to."""
+        return self.prefill or self.decode
+
+    @property
+    def workers(self) -> tuple[Incarnation, ...]:
+        """Everybody involved."""
+        return (self.prefill, self.decode) if self.prefill else (self.decode,)
+
+
+class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
+    """The truth about one request: bucket `requests`, key = request id.
+
+    Written by its owner by compare-and-swap; a gateway may only set `cancelling` and `ending`.
+    """
+
+    request_id: RequestId
+    owner: Incarnation
+    """The scheduler that answers for it; a gateway where it cancels before there is one."""
+    gateway: Incarnation
+    state: RecordState
+    attempt: int = 1
+    lost_attempts: int = 0
+    """Attempts that ended by the death or silence of a worker."""
+    adoptions: int = 0
+    assignment: Assignment | None = None
+    request_seq: int = 0
+    """Where stream `REQUESTS` holds the request."""
+    journal_seq: int = 0
+    """The journal's last sequence before the first job: recovery reads from the next one."""
+    deadline_unix_ms: int = 0
+    """End of the total deadline."""
+    cancel_reason: str = ""
+    end: End | None = None

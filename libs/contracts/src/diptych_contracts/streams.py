@@ -1,0 +1,119 @@
+"""Every stream, bucket and consumer, declared once with its limits.
+
+The numbers and their reasons: `docs/wire.md`. A bus adapter creates what is missing and leaves the
+rest alone.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+MINUTE_S = 60.0
+HOUR_S = 60 * MINUTE_S
+DAY_S = 24 * HOUR_S
+
+TOTAL_DEADLINE_S = 1 * HOUR_S
+RESUME_WINDOW_S = 15 * MINUTE_S
+
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+"""The server's limit for one message, headers included."""
+MAX_MESSAGE_BYTES = 3_900_000
+"""What `bus` accepts: beyond the server's limit the server closes the connection."""
+
+
+class Discard(StrEnum):
+    """What a full stream drops."""
+
+    OLD = "old"
+    NEW = "new"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A stream of stored messages, kept until a limit is reached."""
+
+    name: str
+    subjects: tuple[str, ...]
+    max_age_s: float
+    max_bytes: int
+    discard: Discard
+    dedupe_s: float
+    republish: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """A key-value bucket."""
+
+    name: str
+    history: int = 1
+    max_bytes: int = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSpec:
+    """A durable pull consumer shared by the replicas of a service."""
+
+    stream: str
+    name: str
+    ack_wait_s: float
+    max_deliver: int
+    max_ack_pending: int
+    batch: int
+
+
+REQUESTS = StreamSpec(
+    name="REQUESTS",
+    subjects=("request.*.*",),
+    max_age_s=TOTAL_DEADLINE_S + RESUME_WINDOW_S,
+    max_bytes=4 * 1024**3,
+    discard=Discard.NEW,
+    dedupe_s=10 * MINUTE_S,
+)
+TOKENS = StreamSpec(
+    name="TOKENS",
+    subjects=("token.*",),
+    max_age_s=TOTAL_DEADLINE_S + RESUME_WINDOW_S,
+    max_bytes=8 * 1024**3,
+    discard=Discard.OLD,
+    dedupe_s=1.0,
+    republish=("token.*", "live.{{wildcard(1)}}"),
+)
+EVENTS = StreamSpec(
+    name="EVENTS",
+    subjects=("event.>",),
+    max_age_s=DAY_S,
+    max_bytes=1024**3,
+    discard=Discard.OLD,
+    dedupe_s=2 * MINUTE_S,
+)
+DEAD = StreamSpec(
+    name="DEAD",
+    subjects=("dead.>",),
+    max_age_s=7 * DAY_S,
+    max_bytes=256 * 1024**2,
+    discard=Discard.OLD,
+    dedupe_s=10 * MINUTE_S,
+)
+STREAMS = (REQUESTS, TOKENS, EVENTS, DEAD)
+
+REQUEST_RECORDS = BucketSpec(name="requests", max_bytes=1024**3)
+LEASES = BucketSpec(name="leases")
+WORKERS = BucketSpec(name="workers")
+CONFIG = BucketSpec(name="config", history=8)
+BUCKETS = (REQUEST_RECORDS, LEASES, WORKERS, CONFIG)
+
+MODELS = "models"
+"""The object bucket that holds model cards."""
+OBJECT_BUCKETS = (MODELS,)
+
+SCHEDULERS = ConsumerSpec(
+    stream=REQUESTS.name,
+    name="sched",
+    ack_wait_s=2.0,
+    max_deliver=5,
+    max_ack_pending=1024,
+    batch=8,
+)
+
+LEASE_TTL_S = 10.0
+WORKER_TTL_S = 30.0

@@ -1,0 +1,97 @@
+"""Every subject, built in this module only.
+
+A name from outside (a model id may hold `/`, `.` or spaces) becomes one subject token by `escape`.
+"""
+
+from diptych_contracts.ids import Incarnation
+
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
+
+
+def escape(name: str) -> str:
+    """`name` as one subject or key token: other characters become `=XX` (UTF-8 hex).
+
+    Raises:
+        ValueError: if `name` is empty.
+    """
+    if not name:
+        raise ValueError("a subject token cannot be empty")
+    return "".join(
+        chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in name.encode("utf-8")
+    )
+
+
+def unescape(token: str) -> str:
+    """The name that `escape` turned into `token`."""
+    head, *rest = token.split("=")
+    data = head.encode() + b"".join(bytes([int(p[:2], 16)]) + p[2:].encode() for p in rest)
+    return data.decode("utf-8")
+
+
+# Stored (see `contracts.streams`).
+
+
+def request(priority_class: str, model: str) -> str:
+    """An accepted request, in stream `REQUESTS`."""
+    return f"request.{escape(priority_class)}.{escape(model)}"
+
+
+def token(gateway: Incarnation) -> str:
+    """The journal of one gateway's requests, in stream `TOKENS`."""
+    return f"token.{gateway}"
+
+
+def live(gateway: Incarnation) -> str:
+    """Where the stored journal is republished, in stream order."""
+    return f"live.{gateway}"
+
+
+def event(name: str) -> str:
+    """A life-cycle event, in stream `EVENTS`."""
+    return f"event.{name}"
+
+
+def dead(origin: str) -> str:
+    """A message that could not be processed, in stream `DEAD`."""
+    return f"dead.{origin}"
+
+
+# Not stored.
+
+
+def job(worker: Incarnation) -> str:
+    """Jobs for one worker; request and typed answer."""
+    return f"job.{worker}"
+
+
+def kv(worker: Incarnation, verb: str) -> str:
+    """KV hand-off control of one worker: `reserve`, `release`; request and typed answer."""
+    return f"kv.{worker}.{verb}"
+
+
+def beat(member: Incarnation) -> str:
+    """One process's sign of life, every 100 ms."""
+    return f"beat.{member}"
+
+
+BEATS = "beat.*"
+"""Everybody's beats."""
+
+
+def load(worker: Incarnation) -> str:
+    """One worker's telemetry, every 100 ms and on change."""
+    return f"load.{worker}"
+
+
+LOADS = "load.*"
+"""Every worker's telemetry."""
+
+
+def cancel(worker: Incarnation) -> str:
+    """Stop work on an attempt; request and answer."""
+    return f"cancel.{worker}"
+
+
+def power(worker: Incarnation) -> str:
+    """Leased power set-points for one worker's device."""
+    return f"power.{worker}"

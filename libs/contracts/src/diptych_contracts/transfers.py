@@ -1,0 +1,72 @@
+"""The hand-off's control messages. KV bytes never travel here: they cross a KV link."""
+
+from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.ids import Incarnation, TransferId
+from diptych_contracts.jobs import Generation, RefusalReason
+from diptych_contracts.wire import Message
+
+
+class LinkEndpoint(Message, frozen=True, kw_only=True, tag="link_endpoint.1"):
+    """Where a worker's transfer slots can be written."""
+
+    kind: str
+    """`shm`."""
+    host: str
+    """Boot id of the machine: shared memory reaches no further."""
+    address: str
+    """Path of the shared file."""
+    slots: int
+    slot_bytes: int
+
+
+class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
+    """A prefill worker asks for room: engine cells, a sequence, and transfer slots."""
+
+    transfer_id: TransferId
+    generation: Generation
+    prefill_worker: Incarnation
+    link: str
+    layout: KvLayout
+    fingerprint: Fingerprint
+
+
+class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):
+    """One slot; a write under another generation is refused."""
+
+    slot: int
+    generation: int
+
+
+class Ticket(Message, frozen=True, kw_only=True, tag="ticket.1"):
+    """Leave to write `slots`, block i into slot i, until the lease ends."""
+
+    transfer_id: TransferId
+    attempt: int
+    endpoint: LinkEndpoint
+    slots: tuple[SlotRef, ...]
+    layout: KvLayout
+    lease_ms: int
+
+
+class ReserveRefused(Message, frozen=True, kw_only=True, tag="reserve_refused.1"):
+    """No ticket."""
+
+    transfer_id: TransferId
+    reason: RefusalReason
+    detail: str = ""
+
+
+ReserveAnswer = Ticket | ReserveRefused
+
+
+class Release(Message, frozen=True, kw_only=True, tag="release.1"):
+    """The writer is done with a ticket it will not hand over: nothing will be written any more."""
+
+    transfer_id: TransferId
+    reason: str = ""
+
+
+class Released(Message, frozen=True, kw_only=True, tag="released.1"):
+    """The ticket is gone."""
+
+    transfer_id: TransferId

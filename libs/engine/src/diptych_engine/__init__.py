@@ -1,0 +1,1 @@
+"""Engines behind one port. `step_loop` makes a request-level `Engine` of a `StepEngine`."""

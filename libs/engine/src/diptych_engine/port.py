@@ -1,0 +1,227 @@
+"""The ports.
+
+`Engine` is request-level: a worker gives it `SequenceWork` and hears of each step. Engines whose KV
+Diptych moves itself implement the smaller `StepEngine`, and `step_loop.StepLoop` drives them:
+continuous batching with chunked prefill, one thread, one call per step. Engines that move their own
+KV (TensorRT-LLM, Triton, vLLM, SGLang) implement `Engine` directly.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.ids import RequestId
+from diptych_contracts.journal import EndReason
+from diptych_contracts.sampling import Sampling, Stopping
+
+
+class SequenceKey(NamedTuple):
+    """One attempt at one request."""
+
+    request_id: RequestId
+    attempt: int
+
+
+class Phase(StrEnum):
+    """What an engine does for a sequence."""
+
+    PREFILL = "prefill"
+    """Compute the prompt's KV, export it, sample one token, stop."""
+    DECODE = "decode"
+    """Import KV, go on from the first token."""
+    GENERATE = "generate"
+    """Both."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlock:
+    """KV of positions [p0, p1) of one sequence, as bytes in the engine's layout."""
+
+    p0: int
+    p1: int
+    data: memoryview
+
+
+class BlockSink(Protocol):
+    """Where a prefill's KV blocks go. Called on the engine's thread; must not block."""
+
+    def buffer(self, index: int) -> memoryview:
+        """Writable memory of at least one full block for block `index`."""
+        ...
+
+    def written(self, index: int, n_bytes: int) -> None:
+        """Block `index` is final and lies in its buffer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceWork:
+    """What a worker asks of an engine."""
+
+    key: SequenceKey
+    phase: Phase
+    prompt_ids: Sequence[int]
+    """The prompt, without any answer token."""
+    answer_ids: Sequence[int]
+    """Answer tokens that exist already: context, not work. The next one has index len(...)."""
+    sampling: Sampling
+    stopping: Stopping
+    sink: BlockSink | None = None
+    """PREFILL: where blocks go."""
+    blocks: Sequence[KvBlock] = ()
+    """DECODE: verified KV of prompt and answer, all but the last token of `answer_ids`."""
+    on_imported: Callable[[], None] | None = None
+    """DECODE: called on the engine's thread once `blocks` are no longer needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Tokens sampled in one step. `index` counts from the answer's first token."""
+
+    key: SequenceKey
+    index: int
+    token_ids: tuple[int, ...]
+    finish: EndReason | None = None
+    """STOP or LENGTH if the answer ends here. A PREFILL leaves after its token anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFailed:
+    """The engine gave a sequence up (no room, KV refused); everything it held is free."""
+
+    key: SequenceKey
+    reason: str
+    detail: str = ""
+
+
+class SequenceStarted(NamedTuple):
+    """The first compute (or the import) of a sequence has begun."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceAborted:
+    """An abort took effect; everything the sequence held is free."""
+
+    key: SequenceKey
+
+
+StepNews = NewTokens | SequenceFailed | SequenceStarted | SequenceAborted
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One engine step."""
+
+    news: Sequence[StepNews]
+    duration_s: float
+    """Compute time of the step."""
+    tokens_by_key: Mapping[SequenceKey, int] = field(default_factory=dict)
+    """Tokens computed for each sequence: its share of the step's time and energy."""
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine is and how much it holds."""
+
+    engine: str
+    """Adapter and build."""
+    fingerprint: Fingerprint
+    layout: KvLayout
+    context_tokens: int
+    """Longest sequence."""
+    kv_tokens: int
+    """KV cells for all sequences together."""
+    max_sequences: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """How full an engine is."""
+
+    running: int
+    waiting: int
+    waiting_tokens: int
+    kv_tokens_used: int
+    """Cells held or promised to admitted sequences (prompt and answer at full length)."""
+
+
+class Engine(Protocol):
+    """A request-level engine. Methods are thread-safe and return at once."""
+
+    spec: EngineSpec
+
+    def submit(self, work: SequenceWork) -> None:
+        """Queue `work`; news of it arrives through the listener."""
+        ...
+
+    def abort(self, key: SequenceKey) -> None:
+        """Stop and free at the next step (one chunk at most); answered by `SequenceAborted`.
+
+        An unknown key is answered too.
+        """
+        ...
+
+    def load(self) -> EngineLoad:
+        """How full it is now."""
+        ...
+
+    def start(self, listener: Callable[[StepReport], None]) -> None:
+        """Begin. `listener` is called on the engine's thread once per step that has news."""
+        ...
+
+    def stop(self) -> None:
+        """Stop the thread and free the model. Work in progress is abandoned."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One token run of one sequence in a step."""
+
+    seq: int
+    """Sequence id in [0, max_sequences)."""
+    position: int
+    """Position of the first token."""
+    token_ids: Sequence[int]
+    want_logits: bool
+    """Whether the logits after the last token are needed."""
+
+
+class StepEngine(Protocol):
+    """A model that computes batches. Used from one thread."""
+
+    spec: EngineSpec
+
+    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
+        """Compute one batch; per input the logits `[vocab]` of its last token, if wanted.
+
+        The arrays are valid until the next step.
+        """
+        ...
+
+    def export_block(self, seq: int, p0: int, p1: int, out: memoryview) -> int:
+        """Write the KV of positions [p0, p1) into `out`; gives the number of bytes."""
+        ...
+
+    def import_block(self, seq: int, block: KvBlock) -> None:
+        """Add `block` to `seq`. Raises `Unverified` if the engine refuses the bytes."""
+        ...
+
+    def drop(self, seq: int) -> None:
+        """Free all KV of `seq`."""
+        ...
+
+    def close(self) -> None:
+        """Free the model."""
+        ...

@@ -1,0 +1,1 @@
+"""Decisions: events in, effects out. No I/O, no clock: the simulator runs the same objects."""

@@ -1,0 +1,108 @@
+"""What a journal says of one request: the fold that reader and recoverer share.
+
+Rules, in stream order:
+
+1. Tokens count only for the current attempt; a `Fence` makes its attempt current.
+2. The answer is the contiguous run of tokens; one that comes early waits for the gap to close, a
+   repeated one is dropped. A fence discards what still waits.
+3. The first `End` of the current attempt ends the request. One that names its number of tokens
+   waits until they are there. After the end nothing counts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from diptych_contracts.ids import RequestId
+from diptych_contracts.journal import (
+    AttemptFailed,
+    End,
+    Fence,
+    JournalEntry,
+    Started,
+    TokenEntry,
+    TokenFrame,
+)
+
+JournalPart = TokenEntry | End | Fence | Started | AttemptFailed
+"""The part of a journal entry that is about one request."""
+
+
+def parts(entry: JournalEntry) -> Iterator[JournalPart]:
+    """`entry`'s parts, each about one request, in the order they count."""
+    if isinstance(entry, TokenFrame):
+        yield from entry.entries
+        yield from entry.ends
+    else:
+        yield entry
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one part changed."""
+
+    new_ids: tuple[int, ...] = ()
+    """Tokens that now follow the answer so far."""
+    end: End | None = None
+    """Set once, when the request ends."""
+    attempt: int | None = None
+    """Set when a fence made a new attempt current."""
+
+
+NOTHING = Change()
+
+
+@dataclass(slots=True)
+class RequestView:
+    """The state of one request after some stretch of its journal."""
+
+    request_id: RequestId
+    attempt: int = 1
+    token_ids: list[int] = field(default_factory=list)
+    attempt_start: int = 0
+    """How many tokens the answer had when the current attempt began."""
+    end: End | None = None
+    _early: dict[int, TokenEntry] = field(default_factory=dict)
+    _early_end: End | None = None
+
+    @property
+    def attempt_has_tokens(self) -> bool:
+        """Whether the current attempt has added a token."""
+        return len(self.token_ids) > self.attempt_start
+
+    def apply(self, part: JournalPart) -> Change:
+        """Fold one part of the journal in; parts of other requests must not come here."""
+        if self.end is not None:
+            return NOTHING
+        match part:
+            case Fence(attempt=attempt):
+                return self._switch(attempt)
+            case TokenEntry(attempt=attempt) if attempt == self.attempt:
+                self._early.setdefault(part.index, part)
+                return self._drain()
+            case End(attempt=attempt) if attempt == self.attempt:
+                self._early_end = self._early_end or part
+                return self._drain()
+            case _:
+                return NOTHING
+
+    def _switch(self, attempt: int) -> Change:
+        if attempt <= self.attempt:
+            return NOTHING
+        self.attempt = attempt
+        self.attempt_start = len(self.token_ids)
+        self._early.clear()
+        self._early_end = None
+        return Change(attempt=attempt)
+
+    def _drain(self) -> Change:
+        before = len(self.token_ids)
+        for index in sorted(self._early):
+            if index > len(self.token_ids):
+                break
+            entry = self._early.pop(index)
+            self.token_ids.extend(entry.token_ids[len(self.token_ids) - index :])
+        end = self._early_end
+        if end is not None and (end.tokens is None or end.tokens <= len(self.token_ids)):
+            self.end = end
+            self._early.clear()
+        return Change(new_ids=tuple(self.token_ids[before:]), end=self.end)
