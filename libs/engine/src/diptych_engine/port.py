@@ -76,7 +76,10 @@ class SequenceWork:
     blocks: Sequence[KvBlock] = ()
     """DECODE: verified KV of prompt and answer, all but the last token of `answer_ids`."""
     on_imported: Callable[[], None] | None = None
-    """DECODE: called on the engine's thread once `blocks` are no longer needed."""
+    """DECODE: called on the engine's thread once `blocks` are imported and no longer needed.
+
+    Not called where `SequenceFailed` or `SequenceAborted` says the same.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class NewTokens:
     key: SequenceKey
     index: int
     token_ids: tuple[int, ...]
+    """Empty where the model's end-of-text token ended the answer: it is not part of it."""
     finish: EndReason | None = None
     """STOP or LENGTH if the answer ends here. A PREFILL leaves after its token anyway."""
 
@@ -143,6 +147,8 @@ class EngineSpec:
     max_sequences: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+    step_tokens: int = 256
+    """Most tokens in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +168,12 @@ class Engine(Protocol):
     spec: EngineSpec
 
     def submit(self, work: SequenceWork) -> None:
-        """Queue `work`; news of it arrives through the listener."""
+        """Queue `work`; news of it arrives through the listener.
+
+        Raises:
+            ValueError: if the same attempt is already here.
+            RuntimeError: after `stop`.
+        """
         ...
 
     def abort(self, key: SequenceKey) -> None:
@@ -177,7 +188,11 @@ class Engine(Protocol):
         ...
 
     def start(self, listener: Callable[[StepReport], None]) -> None:
-        """Begin. `listener` is called on the engine's thread once per step that has news."""
+        """Begin. `listener` is called on the engine's thread once per step.
+
+        What is known before a step computes (started, aborted, failed) comes in a report of its
+        own, with duration 0. A step that only fills prompts has no news, but its cost.
+        """
         ...
 
     def stop(self) -> None:

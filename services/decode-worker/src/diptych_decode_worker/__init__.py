@@ -1,1 +1,1 @@
-
+"""The decode worker."""

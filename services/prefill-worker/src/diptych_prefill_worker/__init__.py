@@ -1,1 +1,1 @@
-
+"""The prefill worker."""

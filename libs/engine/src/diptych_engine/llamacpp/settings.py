@@ -1,0 +1,29 @@
+"""What can be set about the llama.cpp engine."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_SEQUENCES = 255
+"""The library's limit of 256 sequence ids, less one for scratch."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppSettings:
+    """How one engine uses its machine."""
+
+    library: Path | None = None
+    """Shared library to load; default: the one inside the installed `xllamacpp`."""
+    threads: int | None = None
+    """Threads for batches; default: half the cores, since two workers share a machine."""
+    kv_tokens: int = 16_384
+    """KV cells for all sequences together (23 kB each for SmolLM2-135M at f16)."""
+    max_sequences: int = 16
+    context_tokens: int | None = None
+    """Longest sequence; default: what the model card says."""
+    step_tokens: int = 256
+    """Most tokens in one step."""
+
+    def thread_count(self) -> int:
+        """The number of threads to use."""
+        return self.threads or max(1, (os.cpu_count() or 1) // 2)

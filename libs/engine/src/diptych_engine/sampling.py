@@ -1,0 +1,119 @@
+"""Chooses the next token. A pure function: the random number depends on (seed, index) only.
+
+So an answer is the same whatever else is in the batch, and after a recovery. Filters apply in this
+order: penalties, temperature, `min_p`, `top_k`, `top_p`; equal logits rank by lower token id.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych_contracts.errors import Permanent
+from diptych_contracts.sampling import Sampling
+
+_AS_GOOD_AS_GREEDY = 1e-6
+"""A temperature below which float32 would divide by nothing."""
+_LIKELY_ENOUGH = 512
+"""Ranking the 512 likeliest of 49,152 tokens takes a tenth of ranking all, and mostly suffices."""
+
+
+def sample(
+    logits: NDArray[np.float32],
+    sampling: Sampling,
+    *,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+) -> int:
+    """The token that follows `prompt_ids` + `answer_ids`, given its logits `[vocab]`.
+
+    Raises:
+        Permanent: if the logits hold NaN or no finite maximum.
+    """
+    scores = _penalized(logits, sampling, prompt_ids, answer_ids)
+    best = int(scores.argmax())
+    if not np.isfinite(scores[best]):
+        raise Permanent(f"logits for token {len(answer_ids)} of the answer are not finite")
+    if sampling.temperature < _AS_GOOD_AS_GREEDY:
+        return best
+    masses = np.exp((scores - scores[best]) / np.float32(sampling.temperature))
+    kept = np.flatnonzero(masses >= sampling.min_p)
+    masses = masses[kept]
+    if sampling.top_k > 0 or sampling.top_p < 1:
+        ranked = _nucleus(masses, top_k=sampling.top_k, top_p=sampling.top_p)
+        kept, masses = kept[ranked], masses[ranked]
+    return int(kept[_pick(masses, uniform(sampling.seed, len(answer_ids)))])
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1), fixed by `seed` (64 bits count) and token `index`."""
+    text = (seed & (2**64 - 1)).to_bytes(8, "little") + index.to_bytes(8, "little")
+    digest = hashlib.blake2b(text, digest_size=8, person=b"diptych").digest()
+    return float(int.from_bytes(digest, "little") >> 11) / 2.0**53
+
+
+def _pick(masses: NDArray[np.float32], point: float) -> int:
+    sums = masses.cumsum(dtype=np.float64)
+    at = int(sums.searchsorted(point * sums[-1], side="right"))
+    # Rounding may carry the point to the very end, behind tokens of mass zero.
+    return min(at, int(sums.searchsorted(sums[-1], side="left")))
+
+
+def _nucleus(masses: NDArray[np.float32], *, top_k: int, top_p: float) -> NDArray[np.intp]:
+    """Ids of the kept tokens, likeliest first."""
+    size = masses.size
+    wanted = min(top_k, size) if top_k > 0 else min(_LIKELY_ENOUGH, size)
+    ids = _ranked(masses, wanted)
+    if top_p >= 1:
+        return ids
+    total = float((masses[ids] if top_k > 0 else masses).sum(dtype=np.float64))
+    sums = masses[ids].cumsum(dtype=np.float64)
+    if sums[-1] < top_p * total and wanted < size and top_k <= 0:
+        ids = _ranked(masses, size)
+        sums = masses[ids].cumsum(dtype=np.float64)
+    kept = int(sums.searchsorted(top_p * total, side="left")) + 1
+    return ids[:kept]
+
+
+def _ranked(masses: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """The `count` likeliest ids, likeliest first; equals by lower id."""
+    if count < masses.size:
+        limit = np.partition(masses, masses.size - count)[masses.size - count]
+        candidates = np.flatnonzero(masses >= limit)
+    else:
+        candidates = np.arange(masses.size)
+    order = np.argsort(-masses[candidates], kind="stable")
+    ranked: NDArray[np.intp] = candidates[order[:count]]
+    return ranked
+
+
+def _penalized(
+    logits: NDArray[np.float32],
+    sampling: Sampling,
+    prompt_ids: Sequence[int],
+    answer_ids: Sequence[int],
+) -> NDArray[np.float32]:
+    repeats = sampling.repetition_penalty != 1
+    counts = bool(answer_ids) and (
+        sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
+    )
+    if not repeats and not counts:
+        return logits
+    scores = logits.copy()
+    if repeats:
+        seen = _distinct((*prompt_ids, *answer_ids))
+        values = scores[seen]
+        factor = np.float32(sampling.repetition_penalty)
+        scores[seen] = np.where(values > 0, values / factor, values * factor)
+    if counts:
+        ids, times = np.unique(np.asarray(answer_ids, np.int64), return_counts=True)
+        scores[ids] -= (sampling.presence_penalty + sampling.frequency_penalty * times).astype(
+            np.float32
+        )
+    return scores
+
+
+def _distinct(ids: Sequence[int]) -> NDArray[Any]:
+    return np.fromiter(set(ids), np.int64)

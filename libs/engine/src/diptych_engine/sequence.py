@@ -1,0 +1,140 @@
+"""One sequence on its way through an engine: its tokens, and when its answer ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych_contracts.errors import ContextOverflow, Refused, Unverified
+from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.journal import EndReason
+from diptych_contracts.sampling import Stopping
+from diptych_engine.port import EngineSpec, NewTokens, Phase, SequenceWork
+from diptych_engine.sampling import sample
+
+
+class StopText(Protocol):
+    """Finds stop strings in the answer's text: `diptych_text.answer.AnswerText`."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has come."""
+        ...
+
+    def push(self, token_ids: Sequence[int], /) -> str:
+        """Add tokens."""
+        ...
+
+
+@dataclass(slots=True)
+class LiveSequence:
+    """A sequence from submission to its end."""
+
+    work: SequenceWork
+    eos_ids: frozenset[int]
+    context_tokens: int
+    tokens: list[int]
+    """Prompt and answer so far."""
+    text: StopText | None
+    seq: int = -1
+    """Its id in the engine, once admitted."""
+    exported: int = 0
+    """KV blocks handed to the sink."""
+
+    @classmethod
+    def begin(
+        cls, work: SequenceWork, spec: EngineSpec, answer_text: Callable[[Stopping], StopText]
+    ) -> "LiveSequence":
+        """A sequence whose stop state is rebuilt from `work.answer_ids`.
+
+        Raises:
+            ContextOverflow: if the prompt leaves no room for a token, or there is none.
+            Refused: if the engine can never hold it.
+        """
+        if not 0 < len(work.prompt_ids) < spec.context_tokens:
+            raise ContextOverflow(
+                f"a prompt of 1 to {spec.context_tokens - 1} tokens fits, "
+                f"this one has {len(work.prompt_ids)}"
+            )
+        text = answer_text(work.stopping) if work.stopping.stop else None
+        if text is not None and work.answer_ids:
+            text.push(work.answer_ids)
+        eos_ids = frozenset(() if work.stopping.ignore_eos else spec.eos_ids)
+        tokens = [*work.prompt_ids, *work.answer_ids]
+        sequence = cls(work, eos_ids, spec.context_tokens, tokens, text)
+        if sequence.cells > spec.kv_tokens:
+            raise Refused(
+                RefusalReason.NO_ROOM,
+                f"needs {sequence.cells} KV tokens, the engine has {spec.kv_tokens}",
+            )
+        return sequence
+
+    @property
+    def full_length(self) -> int:
+        """Most tokens it can have."""
+        asked = len(self.work.prompt_ids) + self.work.stopping.max_tokens
+        return min(asked, self.context_tokens)
+
+    @property
+    def cells(self) -> int:
+        """KV cells to promise: a prefill leaves before its token needs one."""
+        if self.work.phase is Phase.PREFILL:
+            return len(self.tokens)
+        return max(self.full_length, len(self.tokens))
+
+    @property
+    def answer_ids(self) -> list[int]:
+        """The answer so far."""
+        return self.tokens[len(self.work.prompt_ids) :]
+
+    def decodes_from(self, position: int) -> bool:
+        """Whether the token at `position` was sampled, rather than given with the work."""
+        given = len(self.work.prompt_ids) + len(self.work.answer_ids)
+        return self.work.phase is Phase.DECODE or position >= given
+
+    def end(self) -> EndReason | None:
+        """Why the answer is complete, if it is."""
+        if self.text is not None and self.text.stopped:
+            return EndReason.STOP
+        return EndReason.LENGTH if len(self.tokens) >= self.full_length else None
+
+    def finished(self) -> NewTokens | None:
+        """The news that nothing is left to do, if nothing is."""
+        if (reason := self.end()) is None:
+            return None
+        index = len(self.tokens) - len(self.work.prompt_ids)
+        return NewTokens(self.work.key, index, (), reason)
+
+    def extend(self, logits: NDArray[np.float32]) -> NewTokens:
+        """Sample the next token. An end-of-text token ends the answer and is not part of it.
+
+        Raises:
+            Permanent: if the logits are not finite.
+        """
+        work, answer = self.work, self.answer_ids
+        token = sample(logits, work.sampling, prompt_ids=work.prompt_ids, answer_ids=answer)
+        if token in self.eos_ids:
+            return NewTokens(work.key, len(answer), (), EndReason.STOP)
+        self.tokens.append(token)
+        if self.text is not None:
+            self.text.push((token,))
+        return NewTokens(work.key, len(answer), (token,), self.end())
+
+    def check_blocks(self) -> None:
+        """See that imported KV covers all tokens but the last.
+
+        Raises:
+            Unverified: if it does not, or there is no answer token to go on from.
+        """
+        expected = len(self.tokens) - 1
+        if not self.work.answer_ids:
+            raise Unverified("there is no answer token to go on from")
+        at = 0
+        for block in self.work.blocks:
+            if block.p0 != at or block.p1 <= at:
+                raise Unverified(f"KV [{block.p0}, {block.p1}) does not follow position {at}")
+            at = block.p1
+        if at != expected:
+            raise Unverified(f"KV covers {at} tokens, expected {expected}")

@@ -1,0 +1,301 @@
+"""Drives a `StepEngine`: one thread, one call per step.
+
+A turn: take aborts and admissions (with KV imports), report them, compute one batch, hand finished
+KV blocks over, sample, report. What goes into the batch is `policy.batching`'s choice. A sequence
+that fails leaves alone; anything else that goes wrong is a bug and ends the process.
+"""
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diptych_contracts.errors import ContextOverflow, DiptychError, Refused, Unverified
+from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.sampling import Stopping
+from diptych_engine.port import (
+    EngineLoad,
+    EngineSpec,
+    NewTokens,
+    Phase,
+    SequenceAborted,
+    SequenceFailed,
+    SequenceKey,
+    SequenceStarted,
+    SequenceWork,
+    StepEngine,
+    StepInput,
+    StepNews,
+    StepReport,
+)
+from diptych_engine.sequence import LiveSequence, StopText
+from diptych_policy.batching import Batcher, BatchLimits, Chunk
+
+PREFILL_TOKENS = 64
+"""A block per step: finer steps cost llama.cpp nothing (it computes 32 tokens at a time), and
+export, cancellation and everybody's next token wait for one step at most."""
+
+
+def end_process(error: BaseException) -> None:
+    """Print `error` and end the process at once; recovery takes over."""
+    traceback.print_exception(error)
+    os._exit(70)
+
+
+class StepLoop:
+    """An `Engine` made of a `StepEngine`.
+
+    Args:
+        engine: Owned from here on: used on the loop's thread only, closed by `stop`.
+        answer_text: Makes what finds stop strings in an answer.
+        prefill_tokens: Most prompt tokens in one step.
+        on_crash: Called on the loop's thread when it dies of a bug; must not return to business
+            as usual. The default ends the process.
+    """
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        answer_text: Callable[[Stopping], StopText],
+        *,
+        prefill_tokens: int = PREFILL_TOKENS,
+        on_crash: Callable[[BaseException], None] = end_process,
+    ) -> None:
+        self.spec: EngineSpec = engine.spec
+        self._engine = engine
+        self._answer_text = answer_text
+        self._on_crash = on_crash
+        self._batcher: Batcher[SequenceKey] = Batcher(_limits(engine.spec, prefill_tokens))
+        self._sequences: dict[SequenceKey, LiveSequence] = {}
+        self._settled: list[tuple[SequenceWork, StepNews]] = []
+        self._aborts: list[SequenceKey] = []
+        self._stopping = False
+        # Guards everything above; never held while the engine computes.
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._listener: Callable[[StepReport], None] = lambda _report: None
+
+    def start(self, listener: Callable[[StepReport], None]) -> None:
+        """Begin; see `port.Engine`."""
+        self._listener = listener
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the step in progress, stop the thread and free the model."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread is None:
+            self._engine.close()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def submit(self, work: SequenceWork) -> None:
+        """Queue `work`; see `port.Engine`.
+
+        Raises:
+            ValueError: if the same attempt is already here.
+            RuntimeError: after `stop`.
+        """
+        sequence: LiveSequence | None = None
+        try:
+            sequence = LiveSequence.begin(work, self.spec, self._answer_text)
+            settled: StepNews | None = sequence.finished()
+        except DiptychError as err:
+            settled = _failed(work.key, err)
+        with self._changed:
+            if self._stopping:
+                raise RuntimeError("the engine has stopped")
+            if settled is not None:
+                self._settled.append((work, settled))
+            elif sequence is not None:
+                self._add(sequence)
+            self._changed.notify()
+
+    def _add(self, sequence: LiveSequence) -> None:
+        key, known = sequence.work.key, len(sequence.tokens)
+        computed = known - 1 if sequence.work.phase is Phase.DECODE else 0
+        self._batcher.add(key, known=known, cells=sequence.cells, computed=computed)
+        self._sequences[key] = sequence
+
+    def abort(self, key: SequenceKey) -> None:
+        """Stop and free at the next step; see `port.Engine`."""
+        with self._changed:
+            self._aborts.append(key)
+            self._changed.notify()
+
+    def load(self) -> EngineLoad:
+        """How full it is now. Cells are promised from `submit` on."""
+        with self._changed:
+            return EngineLoad(
+                running=self._batcher.running,
+                waiting=self._batcher.waiting,
+                waiting_tokens=self._batcher.tokens_to_fill,
+                kv_tokens_used=self._batcher.promised_cells,
+            )
+
+    def check(self) -> None:
+        """Raise `AssertionError` if an invariant is broken."""
+        with self._changed:
+            self._batcher.check()
+            if any(key not in self._batcher for key in self._sequences):
+                raise AssertionError("step loop: a sequence the batcher does not know")
+            if len(self._sequences) != self._batcher.running + self._batcher.waiting:
+                raise AssertionError("step loop: the batcher holds a sequence that is gone")
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._report(self._before_step())
+                self._step()
+        except BaseException as err:  # a silent dead thread would be worse than any bug
+            self._on_crash(err)
+        finally:
+            self._engine.close()
+
+    def _wait(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._stopping or self._settled or self._aborts or self._sequences
+            )
+            return not self._stopping
+
+    def _report(self, news: list[StepNews]) -> None:
+        if news:
+            self._listener(StepReport(news=news, duration_s=0.0))
+
+    def _before_step(self) -> list[StepNews]:
+        with self._changed:
+            settled, self._settled = self._settled, []
+            aborts, self._aborts = self._aborts, []
+        for work, outcome in settled:
+            if work.on_imported is not None and isinstance(outcome, NewTokens):
+                work.on_imported()
+        news = [outcome for _, outcome in settled]
+        for key in aborts:
+            self._free(key)
+            news.append(SequenceAborted(key))
+        return [*news, *self._admit()]
+
+    def _admit(self) -> Iterable[StepNews]:
+        with self._changed:
+            admitted = self._batcher.admit()
+        for key, seq in admitted:
+            sequence = self._sequences[key]
+            sequence.seq = seq
+            yield SequenceStarted(key)
+            if sequence.work.phase is Phase.DECODE:
+                try:
+                    self._import(sequence)
+                except DiptychError as err:
+                    self._free(key)
+                    yield _failed(key, err)
+
+    def _import(self, sequence: LiveSequence) -> None:
+        sequence.check_blocks()
+        for block in sequence.work.blocks:
+            self._engine.import_block(sequence.seq, block)
+        if sequence.work.on_imported is not None:
+            sequence.work.on_imported()
+
+    def _step(self) -> None:
+        with self._changed:
+            chunks = self._batcher.plan()
+        if not chunks:
+            return
+        inputs = [self._input(chunk) for chunk in chunks]
+        decoding = {c.key for c in chunks if self._sequences[c.key].decodes_from(c.start)}
+        began_s = time.perf_counter()
+        logits = self._engine.step(inputs)
+        duration_s = time.perf_counter() - began_s
+        news: list[StepNews] = []
+        for chunk, row in zip(chunks, logits, strict=True):
+            news += self._after(chunk, row)
+        tokens = {chunk.key: chunk.end - chunk.start for chunk in chunks}
+        report = StepReport(
+            news=news,
+            duration_s=duration_s,
+            tokens_by_key=tokens,
+            prefill_tokens=sum(n for key, n in tokens.items() if key not in decoding),
+            decode_tokens=len(decoding),
+        )
+        self._listener(report)
+
+    def _input(self, chunk: Chunk[SequenceKey]) -> StepInput:
+        sequence = self._sequences[chunk.key]
+        return StepInput(
+            seq=sequence.seq,
+            position=chunk.start,
+            token_ids=sequence.tokens[chunk.start : chunk.end],
+            want_logits=chunk.last,
+        )
+
+    def _after(
+        self, chunk: Chunk[SequenceKey], logits: NDArray[np.float32] | None
+    ) -> Iterable[StepNews]:
+        key, sequence = chunk.key, self._sequences[chunk.key]
+        try:
+            if sequence.work.phase is Phase.PREFILL:
+                self._export(sequence, chunk)
+            news = sequence.extend(logits) if logits is not None else None
+        except DiptychError as err:
+            self._free(key)
+            yield _failed(key, err)
+            return
+        if news is not None:
+            yield news
+        if news is not None and (news.finish or sequence.work.phase is Phase.PREFILL):
+            self._free(key)
+            return
+        with self._changed:
+            self._batcher.advance(key, chunk.end, sampled=len(news.token_ids) if news else 0)
+
+    def _export(self, sequence: LiveSequence, chunk: Chunk[SequenceKey]) -> None:
+        """Hand over the blocks that `chunk` has made final; after the last one the tail too."""
+        sink, size = sequence.work.sink, self.spec.layout.block_tokens
+        if sink is None:
+            return
+        while (p0 := sequence.exported * size) < chunk.end:
+            p1 = min(p0 + size, chunk.end)
+            if p1 - p0 < size and not chunk.last:
+                return
+            index = sequence.exported
+            n_bytes = self._engine.export_block(sequence.seq, p0, p1, sink.buffer(index))
+            sequence.exported += 1
+            sink.written(index, n_bytes)
+
+    def _free(self, key: SequenceKey) -> None:
+        with self._changed:
+            if self._sequences.pop(key, None) is None:
+                return
+            seq = self._batcher.remove(key)
+        if seq is not None:
+            self._engine.drop(seq)
+
+
+def _limits(spec: EngineSpec, prefill_tokens: int) -> BatchLimits:
+    return BatchLimits(
+        kv_tokens=spec.kv_tokens,
+        max_sequences=spec.max_sequences,
+        block_tokens=spec.layout.block_tokens,
+        step_tokens=spec.step_tokens,
+        prefill_tokens=prefill_tokens,
+    )
+
+
+def _failed(key: SequenceKey, error: DiptychError) -> SequenceFailed:
+    match error:
+        case Unverified():
+            reason = RefusalReason.UNVERIFIED_KV.value
+        case ContextOverflow():
+            reason = "context_overflow"
+        case Refused():
+            reason = str(error.reason)
+        case _:
+            reason = "engine_error"
+    return SequenceFailed(key, reason, str(error))

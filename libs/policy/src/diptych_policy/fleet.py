@@ -1,0 +1,115 @@
+"""The scheduler's view of the workers: who is registered, alive, and how loaded."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
+from diptych_contracts.ids import Incarnation
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker. `assigned_*` is what this scheduler gave it and has not seen end."""
+
+    registration: WorkerRegistration
+    load: WorkerLoad | None = None
+    assigned: int = 0
+    assigned_tokens: int = 0
+    last_chosen: int = 0
+
+    @property
+    def id(self) -> Incarnation:
+        """Its incarnation."""
+        return self.registration.worker
+
+    @property
+    def sequences(self) -> int:
+        """Sequences it holds or will hold: telemetry lags, own assignments do not."""
+        reported = self.load.running + self.load.waiting if self.load else 0
+        return max(reported, self.assigned)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV cells held or promised."""
+        return max(self.load.kv_tokens_used if self.load else 0, self.assigned_tokens)
+
+    @property
+    def prefill_backlog_tokens(self) -> int:
+        """Prompt tokens still to be computed, as last reported."""
+        return self.load.waiting_tokens if self.load else 0
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether a sequence of `tokens` would fit now."""
+        registration = self.registration
+        return (
+            self.sequences < registration.max_sequences
+            and self.kv_tokens + tokens <= registration.kv_tokens
+        )
+
+
+class Fleet:
+    """Registered workers. One counts only while it also beats."""
+
+    def __init__(self) -> None:
+        self._workers: dict[Incarnation, Worker] = {}
+        self._alive: set[Incarnation] = set()
+        self._choices = 0
+
+    def register(self, registration: WorkerRegistration) -> None:
+        """A worker has published, or refreshed, what it offers."""
+        worker = self._workers.get(registration.worker)
+        if worker is None:
+            self._workers[registration.worker] = Worker(registration)
+        else:
+            worker.registration = registration
+
+    def unregister(self, worker: Incarnation) -> None:
+        """A registration has expired or was taken back."""
+        self._workers.pop(worker, None)
+
+    def found(self, member: Incarnation) -> None:
+        """A member beats."""
+        self._alive.add(member)
+
+    def lost(self, member: Incarnation) -> None:
+        """A member is dead, or as good as."""
+        self._alive.discard(member)
+
+    def alive(self, member: Incarnation) -> bool:
+        """Whether it beats."""
+        return member in self._alive
+
+    def report(self, load: WorkerLoad) -> None:
+        """A worker's telemetry has arrived."""
+        worker = self._workers.get(load.worker)
+        if worker is not None:
+            worker.load = load
+
+    def assign(self, worker: Incarnation, tokens: int) -> None:
+        """A sequence of `tokens` was given to `worker`."""
+        entry = self._workers.get(worker)
+        if entry is not None:
+            self._choices += 1
+            entry.assigned += 1
+            entry.assigned_tokens += tokens
+            entry.last_chosen = self._choices
+
+    def unassign(self, worker: Incarnation, tokens: int) -> None:
+        """A sequence given to `worker` has left it."""
+        entry = self._workers.get(worker)
+        if entry is not None:
+            entry.assigned = max(0, entry.assigned - 1)
+            entry.assigned_tokens = max(0, entry.assigned_tokens - tokens)
+
+    def usable(self, model: str, role: Role) -> Iterator[Worker]:
+        """Workers that serve `model` in `role`, beat, and are not draining."""
+        for worker in self._workers.values():
+            registration = worker.registration
+            draining = worker.load is not None and worker.load.draining
+            if (
+                registration.model == model
+                and registration.role is role
+                and worker.id in self._alive
+                and not draining
+            ):
+                yield worker

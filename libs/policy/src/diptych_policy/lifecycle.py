@@ -1,0 +1,186 @@
+"""What a scheduler hears (events, in the past tense) and what it orders (effects).
+
+Effects about one request are performed in order, one after another. If a `SaveRecord` or
+`CreateRecord` loses its compare-and-swap, the request's other pending effects are dropped and
+`RecordSeen` tells the ledger what stands there.
+"""
+
+from dataclasses import dataclass
+
+from diptych_contracts.events import LifeCycleEvent
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.jobs import Cancel, Job, JobAnswer
+from diptych_contracts.journal import End, Fence
+from diptych_contracts.requests import Request, RequestRecord
+from diptych_policy.journal import JournalPart
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A request was pulled from stream `REQUESTS`."""
+
+    request: Request
+    request_seq: int
+    journal_seq: int
+    """Newest sequence of its gateway's journal: none of its own entries is older."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCreated:
+    """This scheduler owns the request now."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSeen:
+    """The bucket holds this record: written by another, or found when a swap was lost."""
+
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RecordGone:
+    """The record was deleted or has expired."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RecordAdopted:
+    """A dead scheduler's record is this one's now; `parts` is its journal so far."""
+
+    record: RequestRecord
+    request: Request | None
+    parts: tuple[JournalPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Journalled:
+    """A part of a followed journal, in stream order."""
+
+    part: JournalPart
+
+
+@dataclass(frozen=True, slots=True)
+class JobAnswered:
+    """A worker's typed answer; None if it is there but did not answer in time."""
+
+    request_id: RequestId
+    attempt: int
+    worker: Incarnation
+    answer: JobAnswer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed, or the fleet has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberWasLost:
+    """A worker, gateway or scheduler is dead, or as good as."""
+
+    member: Incarnation
+
+
+Event = (
+    RequestArrived
+    | RecordCreated
+    | RecordSeen
+    | RecordGone
+    | RecordAdopted
+    | Journalled
+    | JobAnswered
+    | Ticked
+    | MemberWasLost
+)
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRecord:
+    """Write a record that must not exist; then `RecordCreated`."""
+
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """Compare-and-swap the record. A closed one expires after the resume window."""
+
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptRecord:
+    """Compare-and-swap a dead owner's record to this scheduler; then `RecordAdopted`."""
+
+    record: RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SendJob:
+    """Send until answered, while the attempt is current; then `JobAnswered`."""
+
+    request_id: RequestId
+    attempt: int
+    worker: Incarnation
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWork:
+    """Tell a worker to stop, until it acknowledges or is dead."""
+
+    worker: Incarnation
+    cancel: Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFence:
+    """Store a fence in the gateway's journal."""
+
+    gateway: Incarnation
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True)
+class PublishEnd:
+    """Store an end in the gateway's journal."""
+
+    gateway: Incarnation
+    end: End
+
+
+@dataclass(frozen=True, slots=True)
+class EraseRequest:
+    """Delete the stored request: it has ended."""
+
+    request_id: RequestId
+    request_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Publish a life-cycle event, once per `msg_id`."""
+
+    request_id: RequestId
+    event: LifeCycleEvent
+    msg_id: str
+
+
+Effect = (
+    CreateRecord
+    | SaveRecord
+    | AdoptRecord
+    | SendJob
+    | CancelWork
+    | PublishFence
+    | PublishEnd
+    | EraseRequest
+    | Announce
+)

@@ -1,0 +1,130 @@
+"""One live request, as its owner knows it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.jobs import Cancel, GenerateJob, Generation, Job, PrefillJob
+from diptych_contracts.journal import End, EndReason, Fence
+from diptych_contracts.requests import Assignment, Mode, Request, RequestRecord
+from diptych_policy.journal import RequestView
+from diptych_policy.routing import Demand
+
+
+class Stage(StrEnum):
+    """Where a request stands; `recovery` says what moves it on."""
+
+    CREATING = "creating"
+    QUEUED = "queued"
+    ROUTED = "routed"
+    FENCING = "fencing"
+    ENDING = "ending"
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request that has not ended. Times are the judge's, in seconds."""
+
+    request: Request
+    record: RequestRecord
+    view: RequestView
+    arrival: int
+    stage: Stage
+    since_s: float
+    """When this stage began."""
+    arrived_s: float
+    progress_s: float
+    """When the current attempt last added a token."""
+    decode_started: bool = False
+    failures: int = 0
+    """Attempts that live workers gave up in a row."""
+    refusals: int = 0
+    """Times in a row that there was no room."""
+    not_before_s: float = 0.0
+    excluded: dict[Incarnation, float] = field(default_factory=dict)
+    """Workers that said no, and until when that counts."""
+    unplaced: str = ""
+    """Why no workers were found."""
+    booked: dict[Incarnation, int] = field(default_factory=dict)
+    """Tokens booked in the fleet, by worker."""
+    end: End | None = None
+    """The end its owner wants, once it is `ending`."""
+
+    def to(self, stage: Stage, *, now_s: float) -> None:
+        """Enter `stage`."""
+        self.stage = stage
+        self.since_s = now_s
+
+    def needs(self, worker: Incarnation) -> bool:
+        """Whether the current attempt cannot go on without `worker`."""
+        assignment = self.record.assignment
+        if assignment is None or worker not in assignment.workers:
+            return False
+        return worker == assignment.decode or not self.decode_started
+
+    def demand(self) -> Demand:
+        """What the next attempt needs."""
+        done = len(self.view.token_ids)
+        return Demand(
+            model=self.request.model,
+            prompt_tokens=len(self.request.prompt_ids) + done,
+            answer_tokens=self.request.stopping.max_tokens - done,
+            forced=self.request.forced,
+            excluded=frozenset(self.excluded),
+        )
+
+    def job(self, assignment: Assignment, *, unix_ms: int) -> Job:
+        """The current attempt as a job for `assignment.entry`."""
+        request = self.request
+        generation = Generation(
+            request_id=request.request_id,
+            attempt=self.record.attempt,
+            gateway=request.gateway,
+            model=request.model,
+            tenant=request.tenant,
+            prompt_ids=request.prompt_ids,
+            prefix_ids=tuple(self.view.token_ids),
+            sampling=request.sampling,
+            stopping=request.stopping,
+            budget_ms=max(0, self.record.deadline_unix_ms - unix_ms),
+        )
+        if assignment.mode is Mode.LOCAL:
+            return GenerateJob(generation=generation)
+        return PrefillJob(
+            generation=generation,
+            decode_worker=assignment.decode,
+            link=assignment.link or "",
+        )
+
+    def fence(self) -> Fence:
+        """The announcement of the record's attempt."""
+        return Fence(request_id=self.record.request_id, attempt=self.record.attempt)
+
+    def cancel(self) -> Cancel:
+        """The order to stop the record's attempt and all before it."""
+        return Cancel(request_id=self.record.request_id, attempt=self.record.attempt)
+
+    def end_as(self, reason: EndReason, detail: str) -> End:
+        """An end of the current attempt."""
+        return End(
+            request_id=self.record.request_id,
+            attempt=self.record.attempt,
+            reason=reason,
+            detail=detail,
+            tokens=len(self.view.token_ids) if reason.is_finish else None,
+        )
+
+    def broken_invariants(self) -> Iterator[str]:
+        """What should hold and does not."""
+        stage, record = self.stage, self.record
+        if stage is Stage.ROUTED and record.assignment is None:
+            yield "a routed request has workers"
+        if stage is Stage.QUEUED and record.assignment is not None:
+            yield "a queued request has no workers"
+        if stage is not Stage.ROUTED and self.booked:
+            yield "only routed requests are booked"
+        if self.view.end is not None:
+            yield "an ended request is gone"
+        if self.view.attempt > record.attempt:
+            yield "the journal is never ahead of the record"

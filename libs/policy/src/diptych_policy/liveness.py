@@ -1,0 +1,113 @@
+"""Who is alive, judged by beats.
+
+Silence counts only while the observer hears *itself*: its own beat, published to and received back
+from the bus, must be fresh. With the bus frozen, or the observer itself just thawed, everybody
+would look dead at once and every request would be prefilled again. So:
+
+- while the own beat is stale, or a tick came late, judging is suspended: nobody is lost, and
+  `judged_s` (the clock that deadlines use) stands still;
+- when it resumes, every member's silence restarts from zero with a grace on top.
+"""
+
+from dataclasses import dataclass
+
+from diptych_contracts.ids import Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFound:
+    """A member beats for the first time, or again after it was lost."""
+
+    member: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """A member has been silent for `silent_s`."""
+
+    member: Incarnation
+    silent_s: float
+
+
+class Liveness:
+    """Turns beats and ticks into `MemberFound` and `MemberLost`.
+
+    Args:
+        me: The observer, whose own beats tell whether it may judge.
+        silence_s: Silence after which a member is lost; beats come every 0.1 s.
+        own_fresh_s: How old the observer's own beat may be.
+        grace_s: Added to every member's patience after judging was suspended.
+    """
+
+    def __init__(
+        self,
+        me: Incarnation,
+        *,
+        silence_s: float = 1.0,
+        own_fresh_s: float = 0.3,
+        grace_s: float = 2.0,
+    ) -> None:
+        self._me = me
+        self._silence_s = silence_s
+        self._own_fresh_s = own_fresh_s
+        self._grace_s = grace_s
+        self._own_seen_s: float | None = None
+        self._patient_from_s: dict[Incarnation, float] = {}
+        self._judging_since_s: float | None = None
+        self._last_tick_s: float | None = None
+        self.judged_s = 0.0
+
+    @property
+    def judging(self) -> bool:
+        """Whether silence counts at the moment."""
+        return self._judging_since_s is not None
+
+    def alive(self, member: Incarnation) -> bool:
+        """Whether `member` has beaten and was not lost since."""
+        return member in self._patient_from_s
+
+    def absent(self, member: Incarnation, *, now_s: float) -> bool:
+        """Whether `member` would have been heard by now if it were alive."""
+        since_s = self._judging_since_s
+        return (
+            since_s is not None
+            and member not in self._patient_from_s
+            and now_s - since_s > self._silence_s + self._grace_s
+        )
+
+    def beat(self, member: Incarnation, *, now_s: float) -> list[MemberFound]:
+        """A beat of `member` has arrived."""
+        if member == self._me:
+            self._own_seen_s = now_s
+        found = member not in self._patient_from_s
+        self._patient_from_s[member] = max(now_s, self._patient_from_s.get(member, now_s))
+        return [MemberFound(member)] if found else []
+
+    def tick(self, *, now_s: float) -> list[MemberLost]:
+        """Time has passed; call at least every `own_fresh_s`."""
+        last_s, self._last_tick_s = self._last_tick_s, now_s
+        own_fresh = self._own_seen_s is not None and now_s - self._own_seen_s <= self._own_fresh_s
+        slept = last_s is not None and now_s - last_s > 2 * self._own_fresh_s
+        if not own_fresh or slept:
+            self._judging_since_s = None
+            return []
+        if self._judging_since_s is None:
+            self._resume(now_s)
+        elif last_s is not None:
+            self.judged_s += now_s - last_s
+        return self._lost(now_s)
+
+    def _resume(self, now_s: float) -> None:
+        self._judging_since_s = now_s
+        for member in self._patient_from_s:
+            self._patient_from_s[member] = now_s + self._grace_s
+
+    def _lost(self, now_s: float) -> list[MemberLost]:
+        lost = [
+            MemberLost(member, now_s - seen_s)
+            for member, seen_s in self._patient_from_s.items()
+            if now_s - seen_s > self._silence_s
+        ]
+        for loss in lost:
+            del self._patient_from_s[loss.member]
+        return lost

@@ -1,0 +1,494 @@
+"""The request ledger: every accepted request ends exactly once.
+
+States of a request here, and what moves it on:
+
+    creating   record being created          → queued (RecordCreated) | forgotten (another's)
+    queued     waits for workers             → routed (a placement)
+    routed     workers have it               → fencing (lost, refused, silent) | ended (End)
+    fencing    a new attempt is announced    → queued (its Fence read back from the journal)
+    ending     cancel, expiry, failure       → ended (End read back from the journal)
+    ended      record closed                 → gone
+
+Rules:
+
+- A new attempt is written to the record first, then fenced in the journal; only when the fence is
+  read back are the tokens before it the prefix, and only then does a job go out.
+- The first `End` of the newest attempt in the journal's order is the end, whoever wrote it.
+- A refusal or a failed hand-off is not a lost attempt; the death or silence of a worker is. Five
+  lost ones end the request: a poisonous request must not walk through the fleet.
+- Deadlines use `now_s`, the judge's clock, which stands still while the bus is away; the total
+  deadline uses wall time.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import msgspec
+
+from diptych_contracts.events import RequestEnded, RequestQueued, RequestRouted
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.jobs import JobRefused, RefusalReason
+from diptych_contracts.journal import AttemptFailed, End, EndReason, Started
+from diptych_contracts.requests import Assignment, RecordState, Request, RequestRecord
+from diptych_policy.adoption import ForeignRecords
+from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, overdue
+from diptych_policy.fleet import Fleet
+from diptych_policy.journal import Change, JournalPart, RequestView
+from diptych_policy.lifecycle import (
+    AdoptRecord,
+    Announce,
+    CancelWork,
+    CreateRecord,
+    Effect,
+    EraseRequest,
+    Event,
+    JobAnswered,
+    Journalled,
+    MemberWasLost,
+    PublishEnd,
+    PublishFence,
+    RecordAdopted,
+    RecordCreated,
+    RecordGone,
+    RecordSeen,
+    RequestArrived,
+    SaveRecord,
+    SendJob,
+    Ticked,
+)
+from diptych_policy.live_request import LiveRequest, Stage
+from diptych_policy.ordering import order_key
+from diptych_policy.routing import Unplaced, choose
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Numbers of the ledger's rules."""
+
+    max_queued: int = 1024
+    max_lost_attempts: int = 5
+    max_failures: int = 5
+    """Attempts given up by live workers for other reasons than room."""
+    max_adoptions: int = 3
+    """Adoptions without progress."""
+    first_back_off_s: float = 0.1
+    max_back_off_s: float = 1.0
+    end_again_s: float = 2.0
+    """An `End` that does not come back from the journal is published again after this."""
+
+
+class Ledger:
+    """All live requests of one scheduler. `handle` is the only way in."""
+
+    def __init__(self, me: Incarnation, fleet: Fleet, limits: Limits | None = None) -> None:
+        self._me = me
+        self._fleet = fleet
+        self._limits = limits or Limits()
+        self._live: dict[RequestId, LiveRequest] = {}
+        self._foreign = ForeignRecords(me)
+        self._arrivals = 0
+        self._now_s = 0.0
+        self._unix_ms = 0
+        self.log: deque[Event] = deque(maxlen=256)
+
+    # Questions
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._live
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for workers."""
+        return sum(live.stage is Stage.QUEUED for live in self._live.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether no more requests should be pulled."""
+        return self.queued >= self._limits.max_queued
+
+    def current(self, request_id: RequestId, attempt: int) -> bool:
+        """Whether `attempt` is still the one that counts, and is meant to run."""
+        live = self._live.get(request_id)
+        return live is not None and live.stage is Stage.ROUTED and live.record.attempt == attempt
+
+    def gateways(self) -> set[Incarnation]:
+        """Gateways whose journals carry live requests."""
+        return {live.request.gateway for live in self._live.values()}
+
+    def peers(self) -> set[Incarnation]:
+        """Schedulers that own other live records, and gateways of these: watch them for absence."""
+        return self._foreign.owners() | self.gateways()
+
+    # Events
+
+    def handle(self, event: Event, *, now_s: float, unix_ms: int) -> list[Effect]:
+        """What follows from `event`. `now_s` is the judge's clock, `unix_ms` wall time."""
+        self._now_s = now_s
+        self._unix_ms = unix_ms
+        self.log.append(event)
+        match event:
+            case RequestArrived():
+                effects = self._arrived(event)
+            case RecordCreated(request_id):
+                effects = self._created(request_id)
+            case RecordSeen(record):
+                effects = self._seen(record)
+            case RecordGone(request_id):
+                effects = self._gone(request_id)
+            case RecordAdopted():
+                effects = self._adopted(event)
+            case Journalled():
+                effects = self._journalled(event)
+            case JobAnswered():
+                effects = self._answered(event)
+            case MemberWasLost(member):
+                effects = self._lost(member)
+            case Ticked():
+                effects = [e for live in list(self._live.values()) for e in self._due(live)]
+        return effects + self._place()
+
+    def _arrived(self, event: RequestArrived) -> list[Effect]:
+        request = event.request
+        if request.request_id in self._live:
+            return []
+        record = RequestRecord(
+            request_id=request.request_id,
+            owner=self._me,
+            gateway=request.gateway,
+            state=RecordState.QUEUED,
+            request_seq=event.request_seq,
+            journal_seq=event.journal_seq,
+            deadline_unix_ms=request.created_unix_ms + int(request.deadlines.total_s * 1000),
+        )
+        self._enter(request, record, Stage.CREATING)
+        return [CreateRecord(record)]
+
+    def _enter(self, request: Request, record: RequestRecord, stage: Stage) -> LiveRequest:
+        self._arrivals += 1
+        live = LiveRequest(
+            request=request,
+            record=record,
+            view=RequestView(request.request_id),
+            arrival=self._arrivals,
+            stage=stage,
+            since_s=self._now_s,
+            arrived_s=self._now_s,
+            progress_s=self._now_s,
+        )
+        self._live[request.request_id] = live
+        return live
+
+    def _created(self, request_id: RequestId) -> list[Effect]:
+        live = self._live.get(request_id)
+        if live is None or live.stage is not Stage.CREATING:
+            return []
+        live.to(Stage.QUEUED, now_s=self._now_s)
+        event = RequestQueued(request_id=request_id, scheduler=self._me)
+        return [Announce(request_id, event, f"{request_id}.queued")]
+
+    def _seen(self, record: RequestRecord) -> list[Effect]:
+        live = self._live.get(record.request_id)
+        if live is None:
+            self._foreign.note(record)
+            return []
+        if record.state is RecordState.CLOSED:
+            return self._forget(live)
+        if live.stage is Stage.ENDING:
+            return []
+        if record.state is RecordState.CANCELLING:
+            live.record = msgspec.structs.replace(
+                record, owner=self._me, request_seq=live.record.request_seq
+            )
+            return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
+        if record.owner != self._me:
+            self._foreign.note(record)
+            return self._forget(live)
+        if record.state is RecordState.ENDING:
+            live.record = record
+            live.end = record.end
+            self._release(live)
+            live.to(Stage.ENDING, now_s=self._now_s)
+            return self._cancel_work(live)
+        return []
+
+    def _gone(self, request_id: RequestId) -> list[Effect]:
+        self._foreign.forget(request_id)
+        live = self._live.get(request_id)
+        return self._forget(live) if live is not None else []
+
+    def _lost(self, member: Incarnation) -> list[Effect]:
+        effects: list[Effect] = []
+        for live in list(self._live.values()):
+            if live.request.gateway == member and live.stage is not Stage.ENDING:
+                effects += self._end(live, EndReason.CANCELLED, f"{member} is gone")
+            elif live.stage is Stage.ROUTED and live.needs(member):
+                effects += self._retry(live, f"{member} is gone", lost=True)
+        return effects + [AdoptRecord(record) for record in self._foreign.take_from(member)]
+
+    def _adopted(self, event: RecordAdopted) -> list[Effect]:
+        record, request = event.record, event.request
+        self._foreign.forget(record.request_id)
+        if record.request_id in self._live:
+            return []
+        if request is None:
+            return self._bury(record)
+        live = self._enter(request, record, Stage.CREATING)
+        for part in event.parts:
+            self._fold(live, part)
+        if live.view.end is not None:
+            return self._close(live, live.view.end)
+        if live.view.token_ids:
+            live.record = record = msgspec.structs.replace(record, adoptions=0)
+        if record.adoptions > self._limits.max_adoptions:
+            return self._end(live, EndReason.FAILED, "its schedulers died one after another")
+        return self._continue(live)
+
+    def _bury(self, record: RequestRecord) -> list[Effect]:
+        """The stored request is gone, so nobody can serve it: say so and close."""
+        end = End(
+            request_id=record.request_id,
+            attempt=record.attempt,
+            reason=EndReason.FAILED,
+            detail="the stored request is gone",
+        )
+        closed = msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)
+        return [PublishEnd(record.gateway, end), SaveRecord(closed)]
+
+    def _continue(self, live: LiveRequest) -> list[Effect]:
+        """Go on where the dead owner stopped."""
+        record = live.record
+        match record.state:
+            case RecordState.CANCELLING:
+                return self._end(live, EndReason.CANCELLED, record.cancel_reason)
+            case RecordState.ENDING:
+                end = record.end or live.end_as(EndReason.FAILED, "its scheduler died")
+                return self._end(live, end.reason, end.detail)
+        if live.view.attempt != record.attempt:
+            live.to(Stage.FENCING, now_s=self._now_s)
+            return [PublishFence(record.gateway, live.fence())]
+        if record.state is RecordState.QUEUED or record.assignment is None:
+            live.to(Stage.QUEUED, now_s=self._now_s)
+            return []
+        assignment = record.assignment
+        if any(not self._fleet.alive(w) for w in assignment.workers if live.needs(w)):
+            return self._retry(live, "its worker is gone", lost=True)
+        live.to(Stage.ROUTED, now_s=self._now_s)
+        self._book(live, assignment)
+        if live.view.attempt_has_tokens or live.decode_started:
+            return []
+        return [self._send(live, assignment)]
+
+    # The journal
+
+    def _journalled(self, event: Journalled) -> list[Effect]:
+        live = self._live.get(event.part.request_id)
+        if live is None or live.stage is Stage.CREATING:
+            return []
+        change = self._fold(live, event.part)
+        if change.end is not None:
+            return self._close(live, change.end)
+        if isinstance(event.part, AttemptFailed):
+            return self._failed(live, event.part)
+        if change.attempt == live.record.attempt and live.stage is Stage.FENCING:
+            return self._refill(live)
+        return []
+
+    def _fold(self, live: LiveRequest, part: JournalPart) -> Change:
+        """Take note of `part`."""
+        if isinstance(part, Started) and part.attempt == live.record.attempt:
+            live.decode_started = live.decode_started or part.phase == "decode"
+            if live.decode_started:
+                self._release(live, keep=part.worker)
+        change = live.view.apply(part)
+        if change.new_ids:
+            live.progress_s = self._now_s
+            live.failures = live.refusals = 0
+        return change
+
+    def _refill(self, live: LiveRequest) -> list[Effect]:
+        """The fence is in the journal: the answer so far is the prefix of the new attempt."""
+        if len(live.view.token_ids) >= live.request.stopping.max_tokens:
+            return self._end(live, EndReason.LENGTH, "")
+        live.to(Stage.QUEUED, now_s=self._now_s)
+        return []
+
+    def _failed(self, live: LiveRequest, failed: AttemptFailed) -> list[Effect]:
+        if live.stage is not Stage.ROUTED or failed.attempt != live.record.attempt:
+            return []
+        if not failed.retryable:
+            return self._end(live, EndReason.FAILED, f"{failed.reason}: {failed.detail}")
+        return self._turned_down(live, failed.worker, failed.reason)
+
+    def _answered(self, event: JobAnswered) -> list[Effect]:
+        live = self._live.get(event.request_id)
+        if live is None or not self.current(event.request_id, event.attempt):
+            return []
+        match event.answer:
+            case None:
+                return self._retry(live, f"{event.worker} does not answer", lost=True)
+            case JobRefused(reason=RefusalReason.EXPIRED):
+                return self._end(live, EndReason.EXPIRED, "the deadline passed")
+            case JobRefused(reason=reason):
+                return self._turned_down(live, event.worker, reason)
+        return []
+
+    def _turned_down(self, live: LiveRequest, worker: Incarnation, reason: str) -> list[Effect]:
+        """A live worker said no: try elsewhere, after a pause that grows."""
+        no_room = reason in (RefusalReason.NO_ROOM, RefusalReason.DRAINING)
+        if no_room:
+            live.refusals += 1
+        else:
+            live.failures += 1
+        if live.failures >= self._limits.max_failures:
+            detail = f"{live.failures} workers in a row failed it, the last with: {reason}"
+            return self._end(live, EndReason.FAILED, detail)
+        doublings = min(live.refusals + live.failures, 8)
+        pause_s = min(
+            self._limits.first_back_off_s * 2 ** (doublings - 1), self._limits.max_back_off_s
+        )
+        live.not_before_s = self._now_s + (pause_s if no_room else 0.0)
+        live.excluded[worker] = self._now_s + 2 * pause_s
+        return self._retry(live, reason, lost=False)
+
+    # Placing
+
+    def _place(self) -> list[Effect]:
+        waiting = [e for e in self._live.values() if e.stage is Stage.QUEUED]
+        waiting.sort(key=lambda e: order_key(e.request.priority_class, e.arrival))
+        effects: list[Effect] = []
+        for live in waiting:
+            if live.not_before_s <= self._now_s:
+                effects += self._try_to_place(live)
+        return effects
+
+    def _try_to_place(self, live: LiveRequest) -> list[Effect]:
+        live.excluded = {w: t for w, t in live.excluded.items() if t > self._now_s}
+        placement = choose(live.demand(), self._fleet)
+        if isinstance(placement, Unplaced):
+            live.unplaced = placement.reason
+            return []
+        self._book(live, placement)
+        live.record = msgspec.structs.replace(
+            live.record, state=RecordState.ROUTED, assignment=placement
+        )
+        live.progress_s = self._now_s
+        live.to(Stage.ROUTED, now_s=self._now_s)
+        request_id, attempt = live.record.request_id, live.record.attempt
+        routed = RequestRouted(request_id=request_id, attempt=attempt, assignment=placement)
+        return [
+            SaveRecord(live.record),
+            self._send(live, placement),
+            Announce(request_id, routed, f"{request_id}.routed.{attempt}"),
+        ]
+
+    def _book(self, live: LiveRequest, assignment: Assignment) -> None:
+        demand = live.demand()
+        if assignment.prefill is not None and not live.decode_started:
+            live.booked[assignment.prefill] = demand.prompt_tokens
+        live.booked[assignment.decode] = demand.prompt_tokens + demand.answer_tokens
+        for worker, tokens in live.booked.items():
+            self._fleet.assign(worker, tokens)
+
+    def _release(self, live: LiveRequest, *, keep: Incarnation | None = None) -> None:
+        for worker in [w for w in live.booked if w != keep]:
+            self._fleet.unassign(worker, live.booked.pop(worker))
+
+    def _send(self, live: LiveRequest, assignment: Assignment) -> SendJob:
+        job = live.job(assignment, unix_ms=self._unix_ms)
+        record = live.record
+        return SendJob(record.request_id, record.attempt, assignment.entry, job)
+
+    # Attempts and ends
+
+    def _retry(self, live: LiveRequest, why: str, *, lost: bool) -> list[Effect]:
+        """Give the attempt up and announce the next one."""
+        record = live.record
+        lost_attempts = record.lost_attempts + lost
+        if lost_attempts >= self._limits.max_lost_attempts:
+            return self._end(
+                live, EndReason.FAILED, f"{lost_attempts} attempts were lost, the last one: {why}"
+            )
+        cancels = self._cancel_work(live)
+        self._release(live)
+        live.decode_started = False
+        live.record = msgspec.structs.replace(
+            record,
+            state=RecordState.QUEUED,
+            attempt=record.attempt + 1,
+            lost_attempts=lost_attempts,
+            assignment=None,
+        )
+        live.to(Stage.FENCING, now_s=self._now_s)
+        return [
+            SaveRecord(live.record),
+            *cancels,
+            PublishFence(record.gateway, live.fence()),
+        ]
+
+    def _cancel_work(self, live: LiveRequest) -> list[Effect]:
+        record = live.record
+        if record.assignment is None:
+            return []
+        return [
+            CancelWork(worker, live.cancel())
+            for worker in record.assignment.workers
+            if self._fleet.alive(worker)
+        ]
+
+    def _end(self, live: LiveRequest, reason: EndReason, detail: str) -> list[Effect]:
+        """Write the end to the record, then to the journal; closing waits for the journal."""
+        end = live.end_as(reason, detail)
+        cancels = self._cancel_work(live)
+        self._release(live)
+        live.end = end
+        live.record = msgspec.structs.replace(live.record, state=RecordState.ENDING, end=end)
+        live.to(Stage.ENDING, now_s=self._now_s)
+        return [SaveRecord(live.record), *cancels, PublishEnd(live.record.gateway, end)]
+
+    def _close(self, live: LiveRequest, end: End) -> list[Effect]:
+        self._forget(live)
+        record = msgspec.structs.replace(live.record, state=RecordState.CLOSED, end=end)
+        request_id = record.request_id
+        return [
+            SaveRecord(record),
+            Announce(request_id, RequestEnded(request_id=request_id, end=end), f"{request_id}.end"),
+            EraseRequest(request_id, record.request_seq),
+        ]
+
+    def _forget(self, live: LiveRequest) -> list[Effect]:
+        self._release(live)
+        del self._live[live.record.request_id]
+        return []
+
+    # Deadlines
+
+    def _due(self, live: LiveRequest) -> list[Effect]:
+        passed = overdue(
+            live,
+            now_s=self._now_s,
+            unix_ms=self._unix_ms,
+            end_again_s=self._limits.end_again_s,
+        )
+        match passed:
+            case Expire(detail):
+                return self._end(live, EndReason.EXPIRED, detail)
+            case GiveUpAttempt(why):
+                return self._retry(live, why, lost=True)
+            case EndUnheard():
+                live.since_s = self._now_s
+                end = live.end or live.end_as(EndReason.FAILED, "no end was published")
+                return [PublishEnd(live.record.gateway, end)]
+            case None:
+                return []
+
+    # Invariants
+
+    def check(self) -> None:
+        """Raise if an invariant is broken; tests call it after every event."""
+        for request_id, live in self._live.items():
+            broken = list(live.broken_invariants())
+            if broken:
+                raise AssertionError(f"{request_id} is {live.stage}: {'; '.join(broken)}")

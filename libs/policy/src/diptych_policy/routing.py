@@ -1,0 +1,121 @@
+"""Where a request runs: `remote` whenever a compatible prefill and decode worker are there.
+
+Among workers with room the least loaded wins; ties go to the one chosen longest ago, so that equal
+workers share the work.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from diptych_contracts.fleet import Role, WorkerRegistration
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.requests import Assignment, Forced, Mode
+from diptych_policy.fleet import Fleet, Worker
+
+UNFORCED = Forced()
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request needs of its workers."""
+
+    model: str
+    prompt_tokens: int
+    """Prompt and delivered answer: what must be prefilled."""
+    answer_tokens: int
+    """Most tokens still to come."""
+    forced: Forced = UNFORCED
+    excluded: frozenset[Incarnation] = frozenset()
+    """Workers that said no a moment ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """Nobody can take it now. `reason` is for the client, if it stays so."""
+
+    reason: str
+
+
+def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> list[str]:
+    """KV links over which `prefill` can write into `decode`, fastest first."""
+    if prefill.fingerprint != decode.fingerprint or prefill.layout != decode.layout:
+        return []
+    return [
+        endpoint.kind
+        for endpoint in decode.endpoints
+        if endpoint.kind != "shm" or endpoint.host == prefill.host
+    ]
+
+
+def choose(demand: Demand, fleet: Fleet) -> Assignment | Unplaced:
+    """The workers for one attempt, or why there are none."""
+    prefills = list(fleet.usable(demand.model, Role.PREFILL))
+    decodes = list(fleet.usable(demand.model, Role.DECODE))
+    if not prefills and not decodes:
+        return Unplaced(f"no worker serves {demand.model!r} at the moment")
+    if demand.forced.mode is Mode.LOCAL:
+        return _local(demand, decodes, prefills)
+    ready = [worker for worker in prefills if worker.id not in demand.excluded]
+    if demand.forced.mode is Mode.REMOTE or _pairs(demand, ready, decodes):
+        return _remote(demand, prefills, decodes)
+    return _local(demand, decodes, prefills)
+
+
+def _local(demand: Demand, decodes: list[Worker], prefills: list[Worker]) -> Assignment | Unplaced:
+    tokens = demand.prompt_tokens + demand.answer_tokens
+    pool = decodes or prefills
+    worker = _least_loaded(pool, tokens, demand.excluded, lambda worker: worker.sequences)
+    if worker is None:
+        return Unplaced("every worker is full")
+    return Assignment(mode=Mode.LOCAL, decode=worker.id)
+
+
+def _remote(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> Assignment | Unplaced:
+    pairs = _pairs(demand, prefills, decodes)
+    if not pairs:
+        return Unplaced("no prefill worker can hand its KV to a decode worker")
+    decode = _least_loaded(
+        {decode.id: decode for _, decode, _ in pairs}.values(),
+        demand.prompt_tokens + demand.answer_tokens,
+        demand.excluded,
+        lambda worker: worker.sequences,
+    )
+    if decode is None:
+        return Unplaced("every decode worker is full")
+    links = {prefill.id: link for prefill, peer, link in pairs if peer is decode}
+    prefill = _least_loaded(
+        [worker for worker in prefills if worker.id in links],
+        demand.prompt_tokens,
+        demand.excluded,
+        lambda worker: worker.prefill_backlog_tokens + worker.assigned_tokens,
+    )
+    if prefill is None:
+        return Unplaced("every prefill worker is full")
+    return Assignment(
+        mode=Mode.REMOTE, prefill=prefill.id, decode=decode.id, link=links[prefill.id]
+    )
+
+
+def _pairs(
+    demand: Demand, prefills: list[Worker], decodes: list[Worker]
+) -> list[tuple[Worker, Worker, str]]:
+    """Every (prefill, decode, link) that can work together."""
+    wanted = demand.forced.link
+    found = []
+    for prefill in prefills:
+        for decode in decodes:
+            links = links_between(prefill.registration, decode.registration)
+            link = next((link for link in links if wanted in (None, link)), None)
+            if link is not None:
+                found.append((prefill, decode, link))
+    return found
+
+
+def _least_loaded(
+    workers: Iterable[Worker],
+    tokens: int,
+    excluded: frozenset[Incarnation],
+    cost: Callable[[Worker], int],
+) -> Worker | None:
+    able = [w for w in workers if w.id not in excluded and w.has_room(tokens)]
+    return min(able, key=lambda w: (cost(w), w.last_chosen), default=None)

@@ -1,0 +1,106 @@
+from random import Random
+
+import pytest
+
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.journal import EndReason, Fence, Started, TokenFrame
+from diptych_policy.journal import NOTHING, Change, RequestView, parts
+from diptych_testkit.builders import REQUEST, an_end, tokens
+
+
+@pytest.fixture
+def view() -> RequestView:
+    return RequestView(REQUEST)
+
+
+def fence(attempt: int) -> Fence:
+    return Fence(request_id=REQUEST, attempt=attempt)
+
+
+def test_a_frame_splits_into_tokens_then_ends() -> None:
+    frame = TokenFrame(
+        worker=Incarnation("w"), entries=(tokens(1), tokens(2, of="r2")), ends=(an_end(),)
+    )
+    assert list(parts(frame)) == [tokens(1), tokens(2, of="r2"), an_end()]
+    assert list(parts(fence(2))) == [fence(2)]
+
+
+def test_tokens_are_delivered_once_and_in_order(view: RequestView) -> None:
+    assert view.apply(tokens(7)) == Change(new_ids=(7,))
+    assert view.apply(tokens(7)) == NOTHING
+    assert view.apply(tokens(9, index=2)) == NOTHING
+    assert view.apply(tokens(8, index=1)) == Change(new_ids=(8, 9))
+    assert view.token_ids == [7, 8, 9]
+
+
+def test_an_overlapping_entry_adds_only_its_new_part(view: RequestView) -> None:
+    view.apply(tokens(1, 2))
+    assert view.apply(tokens(2, 3, index=1)) == Change(new_ids=(3,))
+
+
+def test_after_a_fence_older_attempts_are_dropped(view: RequestView) -> None:
+    view.apply(tokens(1, 2))
+    assert view.apply(fence(2)) == Change(attempt=2)
+    assert view.apply(tokens(99, index=2)) == NOTHING
+    assert view.apply(an_end()) == NOTHING
+    assert not view.attempt_has_tokens
+    assert view.apply(tokens(3, index=2, attempt=2)) == Change(new_ids=(3,))
+    assert view.attempt_has_tokens
+
+
+def test_a_fence_discards_what_waits_for_a_gap(view: RequestView) -> None:
+    view.apply(tokens(5, index=1))
+    view.apply(an_end(tokens=2))
+    view.apply(fence(2))
+    assert view.apply(tokens(1, attempt=2)) == Change(new_ids=(1,))
+    assert view.end is None
+
+
+def test_a_fence_counts_once_and_never_backwards(view: RequestView) -> None:
+    view.apply(fence(3))
+    assert view.apply(fence(3)) == NOTHING
+    assert view.apply(fence(2)) == NOTHING
+    assert view.attempt == 3
+
+
+def test_tokens_of_an_unannounced_attempt_are_dropped(view: RequestView) -> None:
+    assert view.apply(tokens(1, attempt=2)) == NOTHING
+
+
+def test_the_first_end_counts_and_nothing_after_it(view: RequestView) -> None:
+    view.apply(tokens(1))
+    end = an_end(tokens=1)
+    assert view.apply(end) == Change(end=end)
+    assert view.apply(an_end(EndReason.FAILED)) == NOTHING
+    assert view.apply(tokens(2, index=1)) == NOTHING
+    assert view.apply(fence(2)) == NOTHING
+    assert view.end == end
+
+
+def test_an_end_waits_for_the_tokens_it_counts(view: RequestView) -> None:
+    end = an_end(tokens=2)
+    assert view.apply(end) == NOTHING
+    assert view.apply(tokens(1)) == Change(new_ids=(1,))
+    assert view.apply(tokens(2, index=1)) == Change(new_ids=(2,), end=end)
+
+
+def test_an_end_that_counts_no_tokens_ends_at_once(view: RequestView) -> None:
+    end = an_end(EndReason.CANCELLED)
+    assert view.apply(end) == Change(end=end)
+
+
+def test_facts_that_are_not_tokens_change_nothing(view: RequestView) -> None:
+    started = Started(request_id=REQUEST, attempt=1, worker=Incarnation("w"), phase="decode")
+    assert view.apply(started) == NOTHING
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_duplication_gives_the_same_answer(seed: int) -> None:
+    rng = Random(seed)
+    entries = [tokens(i, index=i) for i in range(30)]
+    storm = [entry for entry in entries for _ in range(rng.randint(1, 3))]
+    storm += rng.choices(entries, k=20)
+    rng.shuffle(storm)
+    view = RequestView(REQUEST)
+    delivered = [token for entry in storm for token in view.apply(entry).new_ids]
+    assert delivered == view.token_ids == list(range(30))

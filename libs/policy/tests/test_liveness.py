@@ -1,0 +1,65 @@
+from diptych_contracts.ids import Incarnation
+from diptych_policy.liveness import Liveness, MemberFound, MemberLost
+
+ME = Incarnation("scheduler-1")
+PEER = Incarnation("decode-worker-1")
+
+
+def run(
+    liveness: Liveness, start_s: float, end_s: float, *beating: Incarnation
+) -> list[MemberFound | MemberLost]:
+    """Beats and ticks every 0.1 s in [start, end)."""
+    news: list[MemberFound | MemberLost] = []
+    for step in range(round((end_s - start_s) * 10)):
+        now_s = start_s + step / 10
+        for member in beating:
+            news += liveness.beat(member, now_s=now_s)
+        news += liveness.tick(now_s=now_s)
+    return news
+
+
+def test_a_silent_member_is_lost_after_one_second() -> None:
+    liveness = Liveness(ME)
+    assert run(liveness, 0, 5, ME, PEER) == [MemberFound(ME), MemberFound(PEER)]
+    lost = run(liveness, 5, 6.3, ME)
+    assert [loss.member for loss in lost] == [PEER]
+    assert not liveness.alive(PEER)
+    assert run(liveness, 6.3, 7, ME, PEER) == [MemberFound(PEER)]
+
+
+def test_nobody_is_lost_while_the_bus_is_frozen() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    judged_s = liveness.judged_s
+    assert run(liveness, 5, 10) == []
+    assert not liveness.judging
+    assert liveness.judged_s - judged_s <= 0.4
+    assert run(liveness, 10, 11.5, ME) == []
+    assert liveness.judging
+
+
+def test_after_a_freeze_silence_restarts_with_a_grace() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    run(liveness, 5, 10)
+    assert run(liveness, 10, 12.9, ME) == []
+    assert [loss.member for loss in run(liveness, 12.9, 13.5, ME)] == [PEER]
+
+
+def test_an_observer_that_slept_judges_nobody() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    liveness.beat(ME, now_s=15)
+    assert liveness.tick(now_s=15) == []
+    assert not liveness.judging
+
+
+def test_absence_needs_time_to_be_told() -> None:
+    liveness = Liveness(ME)
+    assert not liveness.absent(PEER, now_s=100)
+    run(liveness, 0, 2, ME)
+    assert not liveness.absent(PEER, now_s=2)
+    run(liveness, 2, 4, ME)
+    assert liveness.absent(PEER, now_s=4)
+    liveness.beat(PEER, now_s=4)
+    assert not liveness.absent(PEER, now_s=4)

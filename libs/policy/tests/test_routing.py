@@ -1,0 +1,126 @@
+import msgspec
+import pytest
+
+from diptych_contracts.cards import Fingerprint
+from diptych_contracts.fleet import Role, WorkerRegistration
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.requests import Assignment, Forced, Mode, PriorityClass
+from diptych_policy.fleet import Fleet
+from diptych_policy.ordering import order_key
+from diptych_policy.routing import Demand, Unplaced, choose
+from diptych_testkit.builders import MODEL, a_load, a_worker
+
+
+def a_fleet(*registrations: WorkerRegistration) -> Fleet:
+    fleet = Fleet()
+    for registration in registrations:
+        fleet.register(registration)
+        fleet.found(registration.worker)
+    return fleet
+
+
+def demand(**changes: object) -> Demand:
+    values: dict[str, object] = {"model": MODEL, "prompt_tokens": 10, "answer_tokens": 10}
+    return Demand(**(values | changes))  # type: ignore[arg-type]
+
+
+P1, P2 = a_worker("p1", Role.PREFILL), a_worker("p2", Role.PREFILL)
+D1, D2 = a_worker("d1"), a_worker("d2")
+
+
+def test_a_pair_serves_remotely() -> None:
+    placed = choose(demand(), a_fleet(P1, D1))
+    assert placed == Assignment(mode=Mode.REMOTE, prefill=P1.worker, decode=D1.worker, link="shm")
+
+
+@pytest.mark.parametrize("alone", [P1, D1])
+def test_the_last_worker_serves_alone(alone: WorkerRegistration) -> None:
+    placed = choose(demand(), a_fleet(alone))
+    assert placed == Assignment(mode=Mode.LOCAL, decode=alone.worker)
+
+
+def test_nobody_serves_an_unknown_model() -> None:
+    assert choose(demand(model="other"), a_fleet(P1, D1)) == Unplaced(
+        "no worker serves 'other' at the moment"
+    )
+
+
+def test_a_forced_mode_is_kept() -> None:
+    fleet = a_fleet(P1, D1)
+    local = choose(demand(forced=Forced(mode=Mode.LOCAL)), fleet)
+    assert local == Assignment(mode=Mode.LOCAL, decode=D1.worker)
+    alone = choose(demand(forced=Forced(mode=Mode.REMOTE)), a_fleet(D1))
+    assert isinstance(alone, Unplaced)
+
+
+def test_workers_that_cannot_share_kv_are_not_paired() -> None:
+    other_model = msgspec.structs.replace(P1, fingerprint=Fingerprint(base="x", weights="y"))
+    other_host = msgspec.structs.replace(P1, host="host-2")
+    for prefill in (other_model, other_host):
+        placed = choose(demand(), a_fleet(prefill, D1))
+        assert placed == Assignment(mode=Mode.LOCAL, decode=D1.worker)
+
+
+def test_the_least_loaded_is_chosen_and_ties_rotate() -> None:
+    fleet = a_fleet(P1, P2, D1, D2)
+    fleet.report(a_load("d1", running=2))
+    first = choose(demand(), fleet)
+    assert isinstance(first, Assignment)
+    assert first.decode == D2.worker
+    for worker in first.workers:
+        fleet.assign(worker, 20)
+    second = choose(demand(), fleet)
+    assert isinstance(second, Assignment)
+    assert second.prefill != first.prefill
+
+
+def test_full_draining_dead_and_excluded_workers_are_left_out() -> None:
+    fleet = a_fleet(D1, D2)
+    fleet.report(a_load("d1", running=4))
+    assert choose(demand(), fleet) == Assignment(mode=Mode.LOCAL, decode=D2.worker)
+    excluded = frozenset({D2.worker})
+    assert choose(demand(excluded=excluded), fleet) == Unplaced("every worker is full")
+    fleet.report(a_load("d2", draining=True))
+    assert choose(demand(), fleet) == Unplaced("every worker is full")
+    fleet.report(a_load("d2"))
+    fleet.lost(D2.worker)
+    assert choose(demand(), fleet) == Unplaced("every worker is full")
+    fleet.unregister(D1.worker)
+    assert isinstance(choose(demand(), fleet), Unplaced)
+
+
+def test_a_sequence_must_fit_the_kv_cells() -> None:
+    fleet = a_fleet(D1)
+    fleet.assign(D1.worker, 1010)
+    assert choose(demand(), fleet) == Unplaced("every worker is full")
+    fleet.unassign(D1.worker, 1010)
+    assert isinstance(choose(demand(), fleet), Assignment)
+
+
+def test_a_full_prefill_worker_makes_a_pair_wait() -> None:
+    fleet = a_fleet(P1, D1)
+    fleet.report(a_load("p1", waiting=4))
+    assert choose(demand(), fleet) == Unplaced("every prefill worker is full")
+    fleet.report(a_load("p1"))
+    fleet.report(a_load("d1", running=4))
+    assert choose(demand(), fleet) == Unplaced("every decode worker is full")
+
+
+def test_reports_and_bookings_of_unknown_workers_are_ignored() -> None:
+    fleet = a_fleet(D1)
+    unknown = Incarnation("x")
+    fleet.report(a_load("x"))
+    fleet.assign(unknown, 1)
+    fleet.unassign(unknown, 1)
+    fleet.register(D1)
+    assert [worker.id for worker in fleet.usable(MODEL, Role.DECODE)] == [D1.worker]
+
+
+def test_classes_are_served_in_order_and_each_first_come_first_served() -> None:
+    keys = [
+        order_key(PriorityClass.BATCH, 1),
+        order_key(PriorityClass.INTERACTIVE, 3),
+        order_key(PriorityClass.STANDARD, 2),
+        order_key(PriorityClass.INTERACTIVE, 2),
+    ]
+    assert sorted(keys) == [keys[3], keys[1], keys[2], keys[0]]

@@ -1,0 +1,122 @@
+"""Composition root of both workers: the only module here that names concrete adapters."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from diptych_chassis.member import Member
+from diptych_contracts.cards import ModelCard
+from diptych_contracts.errors import Permanent
+from diptych_contracts.fleet import Role, WorkerRegistration
+from diptych_contracts.sampling import Stopping
+from diptych_engine.gguf_card import card_from_gguf
+from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
+from diptych_engine.port import Engine
+from diptych_engine.step_loop import StepLoop
+from diptych_kvlink.incoming import IncomingTransfers
+from diptych_kvlink.lockfile import boot_id
+from diptych_kvlink.writer_links import WriterLinks
+from diptych_policy.job_admission import JobAdmission
+from diptych_text.answer import AnswerText
+from diptych_text.codec import TextCodec
+from diptych_worker.engine_news import EngineNews
+from diptych_worker.handing_over import HandOver
+from diptych_worker.registering import Register
+from diptych_worker.service import Parts, Worker
+from diptych_worker.settings import WorkerSettings
+from diptych_worker.taking_over import TakeOver
+
+
+async def serve(member: Member, settings: WorkerSettings, role: Role) -> None:
+    """Run a worker until `member` is told to stop."""
+    card = await asyncio.to_thread(read_card, settings)
+    engine = await asyncio.to_thread(load_engine, settings, card)
+    try:
+        await _serve(member, settings, role, card, engine)
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+def read_card(settings: WorkerSettings) -> ModelCard:
+    """The card of the configured model. Raises `Permanent` with one clear line."""
+    if settings.model_path == Path():
+        raise Permanent("no model: set MODEL_PATH to a GGUF file")
+    model = settings.model or settings.model_path.stem
+    card = card_from_gguf(settings.model_path, model=model)
+    limit = settings.context_tokens or card.context_tokens
+    context_tokens = min(limit, card.context_tokens, settings.kv_tokens)
+    return msgspec.structs.replace(card, context_tokens=context_tokens)
+
+
+def load_engine(settings: WorkerSettings, card: ModelCard) -> Engine:
+    """The engine, its weights in memory and checked."""
+    codec = TextCodec.from_card(card)
+
+    def answer_text(stopping: Stopping) -> AnswerText:
+        return AnswerText(codec, stopping.stop)
+
+    step_engine = LlamaCppEngine(
+        settings.model_path,
+        card,
+        LlamaCppSettings(
+            library=settings.library,
+            threads=settings.threads or None,
+            kv_tokens=settings.kv_tokens,
+            max_sequences=settings.max_sequences,
+        ),
+    )
+    return StepLoop(step_engine, answer_text)
+
+
+async def _serve(
+    member: Member, settings: WorkerSettings, role: Role, card: ModelCard, engine: Engine
+) -> None:
+    spec = engine.spec
+    incoming = IncomingTransfers(
+        spec.layout,
+        slots=settings.transfer_slots,
+        lease_s=settings.lease_s,
+        name=member.incarnation,
+        fingerprint=spec.fingerprint,
+    )
+    links = WriterLinks(member.incarnation, clock=member.now_s)
+    registration = WorkerRegistration(
+        worker=member.incarnation,
+        role=role,
+        engine=spec.engine,
+        model=card.model,
+        fingerprint=spec.fingerprint,
+        layout=spec.layout,
+        endpoints=incoming.endpoints,
+        max_sequences=spec.max_sequences,
+        kv_tokens=spec.kv_tokens,
+        context_tokens=card.context_tokens,
+        host=boot_id(),
+    )
+    device = SimulatedDevice(tdp_w=settings.device_watts)
+    news = EngineNews(member.bus, member.incarnation, device, now_s=member.now_s)
+    admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
+    parts = Parts(
+        engine=engine,
+        admission=admission,
+        news=news,
+        hand_over=HandOver(
+            member.bus,
+            engine,
+            lambda ticket, sent_s: links.transfer(ticket, sent_s=sent_s),
+            worker=member.incarnation,
+            transfer_s=settings.transfer_s,
+            now_s=member.now_s,
+        ),
+        take_over=TakeOver(incoming, admission, spec.fingerprint, now_s=member.now_s),
+        register=Register(member.bus, registration, card),
+        device=device,
+    )
+    worker = Worker(member, parts, drain_s=settings.drain_s)
+    engine.start(news.heard)
+    try:
+        await worker.run()
+    finally:
+        links.close()
+        incoming.close()

@@ -1,0 +1,104 @@
+"""One attempt on one worker."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import msgspec
+
+from diptych_contracts.errors import Refused
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.jobs import DecodeJob, GenerateJob, Job, PrefillJob
+from diptych_contracts.journal import Report
+from diptych_contracts.requests import Mode
+from diptych_engine.port import NewTokens, Phase, SequenceKey
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What a worker knows of an attempt it runs. Times are monotonic, in seconds."""
+
+    job: Job
+    worker: Incarnation
+    accepted_s: float
+    expires_s: float
+    started_s: float | None = None
+    first_token_s: float | None = None
+    energy_j: float = 0.0
+    energy_source: str = "sim"
+    verified_s: float = 0.0
+    """DECODE: how long it took to verify the KV."""
+    sampled: asyncio.Future[NewTokens] = field(default_factory=asyncio.Future)
+    """PREFILL: the token that ends it."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """The engine holds nothing of it any more."""
+    failure: Refused | None = None
+    """Why the engine dropped it."""
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def key(self) -> SequenceKey:
+        """Its name in the engine."""
+        generation = self.job.generation
+        return SequenceKey(generation.request_id, generation.attempt)
+
+    @property
+    def gateway(self) -> Incarnation:
+        """Whose journal hears of it."""
+        return self.job.generation.gateway
+
+    @property
+    def phase(self) -> Phase:
+        """What this worker does of it."""
+        match self.job:
+            case PrefillJob():
+                return Phase.PREFILL
+            case DecodeJob():
+                return Phase.DECODE
+            case GenerateJob():
+                return Phase.GENERATE
+
+    def report(self, now_s: float) -> Report:
+        """What the attempt has taken up to now, the peer's part included."""
+        started_s = now_s if self.started_s is None else self.started_s
+        first_s = now_s if self.first_token_s is None else self.first_token_s
+        match self.job:
+            case PrefillJob(link=link):
+                return self._prefilled(Mode.REMOTE, started_s, first_s, link=link)
+            case GenerateJob():
+                local = self._prefilled(Mode.LOCAL, started_s, first_s, link="")
+                return self._decoded(local, now_s - first_s, self._decode_share(first_s, now_s))
+            case DecodeJob(report=handed_over):
+                return self._decoded(handed_over, now_s - started_s, share=1.0)
+
+    def _prefilled(self, mode: Mode, started_s: float, first_s: float, *, link: str) -> Report:
+        return Report(
+            mode=mode,
+            prefill_worker=self.worker,
+            link=link,
+            attempt=self.key.attempt,
+            prefill_wait_ms=_ms(started_s - self.accepted_s),
+            prefill_ms=_ms(first_s - started_s),
+            prefill_j=self.energy_j,
+            energy_source=self.energy_source,
+        )
+
+    def _decoded(self, report: Report, decode_s: float, share: float) -> Report:
+        decode_j = self.energy_j * share
+        local = report.mode == Mode.LOCAL
+        return msgspec.structs.replace(
+            report,
+            decode_worker=self.worker,
+            transfer_ms=report.transfer_ms + _ms(self.verified_s),
+            decode_ms=_ms(decode_s),
+            prefill_j=report.prefill_j - decode_j if local else report.prefill_j,
+            decode_j=decode_j,
+        )
+
+    def _decode_share(self, first_s: float, now_s: float) -> float:
+        """How much of a local attempt's energy its decode phase took, by time."""
+        started_s = first_s if self.started_s is None else self.started_s
+        return (now_s - first_s) / (now_s - started_s) if now_s > started_s else 0.0
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

@@ -1,0 +1,151 @@
+"""From engine steps to journal entries: one frame per step and gateway."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Protocol
+
+from diptych_bus.port import Journal
+from diptych_contracts.errors import Refused
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.journal import AttemptFailed, End, TokenEntry, TokenFrame
+from diptych_engine.port import (
+    NewTokens,
+    Phase,
+    SequenceAborted,
+    SequenceFailed,
+    SequenceKey,
+    SequenceStarted,
+    StepReport,
+)
+from diptych_telemetry import logger
+from diptych_worker.attempts import Attempt
+
+log = logger("worker")
+
+
+class EnergyMeter(Protocol):
+    """What a device tells of the energy a step took."""
+
+    def step_energy_j(self, duration_s: float, *, prefill_tokens: int, decode_tokens: int) -> float:
+        """Energy of a step that has just ended, in joules."""
+        ...
+
+
+class EngineNews:
+    """Hears every step, on the event loop; `attempts` are those the engine may hold."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        worker: Incarnation,
+        meter: EnergyMeter,
+        *,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._journal = journal
+        self._worker = worker
+        self._meter = meter
+        self._now_s = now_s
+        self._loop = asyncio.get_running_loop()
+        self.attempts: dict[SequenceKey, Attempt] = {}
+
+    def heard(self, report: StepReport) -> None:
+        """A step is done. Called on the engine's thread."""
+        self._loop.call_soon_threadsafe(self._on_step, report)
+
+    def fail(self, attempt: Attempt, reason: str, detail: str, *, retryable: bool = True) -> None:
+        """Tell the owner that this worker gives `attempt` up."""
+        log.warning(
+            "attempt_failed", request_id=attempt.key.request_id, reason=reason, detail=detail
+        )
+        failed = AttemptFailed(
+            request_id=attempt.key.request_id,
+            attempt=attempt.key.attempt,
+            worker=self._worker,
+            reason=reason,
+            detail=detail,
+            retryable=retryable,
+        )
+        self._journal.append(attempt.gateway, failed)
+
+    def _on_step(self, report: StepReport) -> None:
+        self._charge(report)
+        entries: dict[Incarnation, list[TokenEntry]] = defaultdict(list)
+        ends: dict[Incarnation, list[End]] = defaultdict(list)
+        for news in report.news:
+            attempt = self.attempts.get(news.key)
+            match news:
+                case _ if attempt is None:
+                    pass
+                case SequenceStarted():
+                    attempt.started_s = self._now_s()
+                case NewTokens():
+                    if news.token_ids:
+                        entries[attempt.gateway].append(_entry(news))
+                    end = self._take_tokens(attempt, news)
+                    if end is not None:
+                        ends[attempt.gateway].append(end)
+                case SequenceFailed():
+                    self._drop(attempt, news.reason, news.detail)
+                case SequenceAborted():
+                    self._drop(attempt, RefusalReason.CANCELLED, "stopped")
+        for gateway in entries.keys() | ends.keys():
+            frame = TokenFrame(
+                worker=self._worker, entries=tuple(entries[gateway]), ends=tuple(ends[gateway])
+            )
+            self._journal.append(gateway, frame)
+
+    def _charge(self, report: StepReport) -> None:
+        """Split the step's energy by the tokens computed for each sequence."""
+        energy_j = self._meter.step_energy_j(
+            report.duration_s,
+            prefill_tokens=report.prefill_tokens,
+            decode_tokens=report.decode_tokens,
+        )
+        tokens = sum(report.tokens_by_key.values())
+        for key, share in report.tokens_by_key.items():
+            attempt = self.attempts.get(key)
+            if attempt is not None:
+                attempt.energy_j += energy_j * share / tokens
+
+    def _take_tokens(self, attempt: Attempt, news: NewTokens) -> End | None:
+        now_s = self._now_s()
+        if attempt.first_token_s is None:
+            attempt.first_token_s = now_s
+        if not attempt.sampled.done():
+            attempt.sampled.set_result(news)
+        if news.finish is None:
+            if attempt.phase is Phase.PREFILL:
+                self._leave(attempt)
+            return None
+        self._leave(attempt)
+        return End(
+            request_id=news.key.request_id,
+            attempt=news.key.attempt,
+            reason=news.finish,
+            tokens=news.index + len(news.token_ids),
+            report=attempt.report(now_s),
+        )
+
+    def _drop(self, attempt: Attempt, reason: str, detail: str) -> None:
+        """The engine holds nothing of `attempt` any more, and no end was reached."""
+        attempt.failure = Refused(reason, detail)
+        if not attempt.sampled.done():
+            attempt.sampled.set_exception(attempt.failure)
+            attempt.sampled.exception()  # seen, even if nobody waits
+        self._leave(attempt)
+
+    def _leave(self, attempt: Attempt) -> None:
+        del self.attempts[attempt.key]
+        attempt.left.set()
+
+
+def _entry(news: NewTokens) -> TokenEntry:
+    return TokenEntry(
+        request_id=news.key.request_id,
+        attempt=news.key.attempt,
+        index=news.index,
+        token_ids=news.token_ids,
+    )

@@ -1,0 +1,175 @@
+"""The prefill side of a hand-off: reserve, write while computing, hand over."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from diptych_bus.port import Bus
+from diptych_contracts import subjects
+from diptych_contracts.errors import BusAway, DiptychError, Expired, Refused
+from diptych_contracts.ids import Incarnation, transfer_id
+from diptych_contracts.jobs import (
+    DecodeJob,
+    Generation,
+    JobAnswer,
+    JobRefused,
+    PrefillJob,
+)
+from diptych_contracts.transfers import (
+    Release,
+    Released,
+    Reserve,
+    ReserveAnswer,
+    ReserveRefused,
+    Ticket,
+)
+from diptych_contracts.wire import Message
+from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
+from diptych_kvlink.outgoing import OutgoingTransfer
+from diptych_telemetry import names, tracer
+from diptych_worker.attempts import Attempt
+
+spans = tracer("worker")
+
+_CALL_S = 0.5
+_PAUSE_S = 0.1
+_CLOSING_S = 0.005
+
+
+class HandOver:
+    """Runs the prefill phase of attempts."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: Engine,
+        open_transfer: Callable[[Ticket, float], OutgoingTransfer],
+        *,
+        worker: Incarnation,
+        transfer_s: float,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._bus = bus
+        self._engine = engine
+        self._open_transfer = open_transfer
+        self._worker = worker
+        self._transfer_s = transfer_s
+        self._now_s = now_s
+
+    async def run(self, attempt: Attempt, job: PrefillJob) -> None:
+        """Prefill, sample one token, and make the decode worker answer for the attempt.
+
+        Raises:
+            DiptychError: the hand-off failed; nothing is held on either side.
+        """
+        sent_s = self._now_s()
+        ticket = await self._reserve(job)
+        transfer: OutgoingTransfer | None = None
+        handed_over = False
+        try:
+            transfer = self._open_transfer(ticket, sent_s)
+            with spans.start_as_current_span(names.PREFILL_RUN) as span:
+                span.set_attribute(names.INPUT_TOKENS, len(job.generation.prompt_ids))
+                self._engine.submit(_work(attempt, job.generation, transfer))
+                news = await attempt.sampled
+            if news.finish is None:
+                await self._hand_over(attempt, job, ticket, transfer, news)
+                handed_over = True
+        finally:
+            if transfer is not None and handed_over:
+                transfer.close()
+            else:
+                await asyncio.shield(self._withdraw(attempt, job, ticket, transfer))
+
+    async def _withdraw(
+        self, attempt: Attempt, job: PrefillJob, ticket: Ticket, transfer: OutgoingTransfer | None
+    ) -> None:
+        """Stop computing, stop writing, and only then give the ticket back."""
+        if not attempt.left.is_set():
+            self._engine.abort(attempt.key)
+            await attempt.left.wait()
+        while transfer is not None and not transfer.close():
+            await asyncio.sleep(_CLOSING_S)
+        release = Release(transfer_id=ticket.transfer_id, reason="not handed over")
+        with contextlib.suppress(DiptychError):  # else its lease frees it
+            await self._bus.request(
+                subjects.kv(job.decode_worker, "release"), release, Released, timeout_s=_CALL_S
+            )
+
+    async def _reserve(self, job: PrefillJob) -> Ticket:
+        generation, spec = job.generation, self._engine.spec
+        reserve = Reserve(
+            transfer_id=transfer_id(generation.request_id, generation.attempt),
+            generation=generation,
+            prefill_worker=self._worker,
+            link=job.link,
+            layout=spec.layout,
+            fingerprint=spec.fingerprint,
+        )
+        with spans.start_as_current_span(names.KV_RESERVE):
+            answer: ReserveAnswer = await self._ask(
+                subjects.kv(job.decode_worker, "reserve"), reserve, ReserveAnswer
+            )
+        if isinstance(answer, ReserveRefused):
+            raise Refused(answer.reason, answer.detail)
+        return answer
+
+    async def _hand_over(
+        self,
+        attempt: Attempt,
+        job: PrefillJob,
+        ticket: Ticket,
+        transfer: OutgoingTransfer,
+        news: NewTokens,
+    ) -> None:
+        with spans.start_as_current_span(names.KV_TRANSFER) as span:
+            ended_s = self._now_s()
+            digests = await transfer.digests(self._transfer_s)
+            written_s = self._now_s() - ended_s
+            n_bytes = sum(digest.n_bytes for digest in digests)
+            span.set_attribute(names.LINK, job.link)
+            span.set_attribute(names.TRANSFER_BYTES, n_bytes)
+            span.set_attribute(names.TRANSFER_BLOCKS, len(digests))
+            decode = DecodeJob(
+                generation=job.generation,
+                prefill_worker=self._worker,
+                transfer_id=ticket.transfer_id,
+                first_ids=news.token_ids,
+                blocks=digests,
+                report=msgspec.structs.replace(
+                    attempt.report(ended_s),
+                    transfer_ms=round(written_s * 1000, 3),
+                    transfer_bytes=n_bytes,
+                ),
+            )
+            answer: JobAnswer = await self._ask(subjects.job(job.decode_worker), decode, JobAnswer)
+        if isinstance(answer, JobRefused):
+            raise Refused(answer.reason, answer.detail)
+
+    async def _ask(self, subject: str, message: Message, reply: object) -> Any:
+        """Ask until there is an answer; the peer is idempotent."""
+        give_up_s = self._now_s() + self._transfer_s
+        while True:
+            try:
+                return await self._bus.request(subject, message, reply, timeout_s=_CALL_S)
+            except BusAway as err:
+                if not self._bus.connected:
+                    give_up_s = self._now_s() + self._transfer_s
+                elif self._now_s() >= give_up_s:
+                    raise Expired(f"no answer on {subject} in {self._transfer_s:g} s") from err
+                await asyncio.sleep(_PAUSE_S)
+
+
+def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> SequenceWork:
+    return SequenceWork(
+        key=attempt.key,
+        phase=Phase.PREFILL,
+        prompt_ids=generation.prompt_ids,
+        answer_ids=generation.prefix_ids,
+        sampling=generation.sampling,
+        stopping=generation.stopping,
+        sink=sink,
+    )

@@ -1,0 +1,98 @@
+"""Telling the others what this worker offers, and how it is."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from diptych_bus.port import Bus, Delivery, Gone, Kept
+from diptych_contracts import subjects
+from diptych_contracts.cards import ModelCard
+from diptych_contracts.errors import Incompatible
+from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.streams import MODELS, WORKER_TTL_S, WORKERS
+from diptych_contracts.wire import encode
+
+LISTEN_S = 0.5
+"""Long enough to hear every live member: beats come every 0.1 s."""
+
+
+@dataclass(slots=True)
+class Register:
+    """One worker's entry in bucket `workers`, and its model's card in the object store."""
+
+    bus: Bus
+    registration: WorkerRegistration
+    card: ModelCard
+
+    async def enter(self) -> None:
+        """Publish card and registration.
+
+        Raises:
+            Incompatible: a live worker serves another model under this name.
+        """
+        await self._check_name()
+        await self.bus.put_object(MODELS, subjects.escape(self.card.model), encode(self.card))
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Renew the registration; to be called well within its 30 s."""
+        workers = self.bus.bucket(WORKERS, WorkerRegistration)
+        await workers.put(self.registration.worker, self.registration, ttl_s=WORKER_TTL_S)
+
+    async def leave(self) -> None:
+        """Take the registration back."""
+        await self.bus.bucket(WORKERS, WorkerRegistration).delete(self.registration.worker)
+
+    async def _check_name(self) -> None:
+        mine = self.registration
+        others = [
+            other
+            for other in await self._registered()
+            if other.model == mine.model and other.fingerprint.base != mine.fingerprint.base
+        ]
+        if not others:
+            return
+        alive = await self._heard()
+        for other in others:
+            if other.worker in alive:
+                raise Incompatible(
+                    f"model {mine.model!r} is served by {other.worker} with base "
+                    f"{other.fingerprint.base}; this worker has base {mine.fingerprint.base}: "
+                    "use the same weights, or another model name"
+                )
+
+    async def _registered(self) -> list[WorkerRegistration]:
+        found: list[WorkerRegistration] = []
+
+        def note(change: Kept[WorkerRegistration] | Gone) -> None:
+            if isinstance(change, Kept):
+                found.append(change.value)
+
+        watch = await self.bus.bucket(WORKERS, WorkerRegistration).watch(note)
+        await watch.close()
+        return found
+
+    async def _heard(self) -> set[Incarnation]:
+        heard: set[Incarnation] = set()
+
+        def note(delivery: Delivery) -> None:
+            heard.add(delivery.decode(Beat).member)
+
+        beats = await self.bus.subscribe(subjects.BEATS, note)
+        await asyncio.sleep(LISTEN_S)
+        await beats.close()
+        return heard
+
+
+class LoadReporter:
+    """Publishes telemetry every 100 ms, and the same values as metrics."""
+
+    def __init__(self, bus: Bus, read: Callable[[], WorkerLoad]) -> None:
+        self._bus = bus
+        self._read = read
+
+    async def report(self) -> None:
+        """Publish the load as it is now."""
+        load = self._read()
+        await self._bus.publish(subjects.load(load.worker), load)

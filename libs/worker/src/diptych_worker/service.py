@@ -1,0 +1,292 @@
+"""The shell both workers share: jobs in, journal entries out."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from diptych_bus.port import Delivery
+from diptych_chassis.member import Member
+from diptych_chassis.repeating import every
+from diptych_contracts import subjects
+from diptych_contracts.errors import DiptychError, Refused, Unverified
+from diptych_contracts.fleet import WorkerLoad
+from diptych_contracts.jobs import (
+    Cancel,
+    CancelDone,
+    DecodeJob,
+    GenerateJob,
+    Job,
+    JobAccepted,
+    JobAnswer,
+    JobRefused,
+    PrefillJob,
+    RefusalReason,
+)
+from diptych_contracts.journal import Started
+from diptych_contracts.power import PowerSetPoint
+from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer
+from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey, SequenceWork
+from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
+from diptych_telemetry import logger, names, tracer
+from diptych_worker.attempts import Attempt
+from diptych_worker.device import Device
+from diptych_worker.engine_news import EngineNews
+from diptych_worker.handing_over import HandOver
+from diptych_worker.registering import Register
+from diptych_worker.taking_over import TakeOver, context_tokens, whole_tokens
+
+log = logger("worker")
+spans = tracer("worker")
+
+_LOAD_S = 0.1
+_SWEEP_S = 0.25
+_REFRESH_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a worker is made of."""
+
+    engine: Engine
+    admission: JobAdmission
+    news: EngineNews
+    hand_over: HandOver
+    take_over: TakeOver
+    register: Register
+    device: Device
+
+
+class Worker:
+    """One worker of either role."""
+
+    def __init__(self, member: Member, parts: Parts, *, drain_s: float) -> None:
+        self._member = member
+        self._me = member.incarnation
+        self._bus = member.bus
+        self._drain_s = drain_s
+        self._engine = parts.engine
+        self._admission = parts.admission
+        self._news = parts.news
+        self._hand_over = parts.hand_over
+        self._take_over = parts.take_over
+        self._register = parts.register
+        self._device = parts.device
+        self._attempts: dict[SequenceKey, Attempt] = {}
+
+    async def run(self) -> None:
+        """Serve until told to stop, then drain: finish what is here, and leave."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await self._bus.serve(subjects.job(self._me), self._on_job)
+            await self._bus.serve(subjects.cancel(self._me), self._on_cancel)
+            await self._bus.serve(subjects.kv(self._me, "reserve"), self._on_reserve)
+            await self._bus.serve(subjects.kv(self._me, "release"), self._on_release)
+            await self._bus.subscribe(subjects.power(self._me), self._on_power)
+            await self._register.enter()
+            turns = [
+                self._tasks.create_task(every(_LOAD_S, self._report)),
+                self._tasks.create_task(every(_SWEEP_S, self._sweep)),
+                self._tasks.create_task(every(_REFRESH_S, self._register.refresh)),
+            ]
+            self._member.ready(True)
+            await self._member.stopping.wait()
+            await self._drain()
+            for turn in turns:
+                turn.cancel()
+        await self._register.leave()
+        await self._bus.flush(timeout_s=2.0)
+
+    async def _drain(self) -> None:
+        self._member.ready(False, "draining")
+        self._admission.draining = True
+        await self._report()
+        give_up_s = self._member.now_s() + self._drain_s
+        while len(self._admission) and self._member.now_s() < give_up_s:
+            await asyncio.sleep(_LOAD_S)
+            await self._report()
+        for key in list(self._attempts):
+            log.warning("attempt_not_drained", request_id=key.request_id)
+            await self._stop(key)
+
+    # Jobs
+
+    async def _on_job(self, delivery: Delivery) -> JobAnswer:
+        job: Job = delivery.decode(Job)
+        generation = job.generation
+        key = SequenceKey(generation.request_id, generation.attempt)
+        try:
+            duplicate, blocks = self._seat(job, key)
+        except (Refused, Unverified) as err:
+            return _refused(key, err)
+        if not duplicate:
+            self._start(job, blocks)
+        return JobAccepted(request_id=key.request_id, attempt=key.attempt, duplicate=duplicate)
+
+    def _seat(self, job: Job, key: SequenceKey) -> tuple[bool, list[KvBlock]]:
+        """Whether the job is a duplicate, and its verified blocks. Raises if it is refused."""
+        if key in self._attempts:
+            return True, []
+        generation = job.generation
+        match job:
+            case DecodeJob() if self._take_over.promised(job.transfer_id):
+                return False, self._take_over.claim(job)
+            case DecodeJob():
+                if not self._admission.past(*key):
+                    raise Refused(RefusalReason.UNKNOWN_TICKET, job.transfer_id)
+                return True, []
+            case PrefillJob():
+                admitted = self._admission.admit(*key, context_tokens(generation), may_wait=True)
+            case GenerateJob():
+                admitted = self._admission.admit(*key, whole_tokens(generation), may_wait=False)
+            case _:
+                assert_never(job)
+        if isinstance(admitted, NotAdmitted):
+            raise Refused(admitted.reason, admitted.detail)
+        self._stop_stale(admitted, key)
+        return admitted.duplicate, []
+
+    def _stop_stale(self, admitted: Admitted, key: SequenceKey) -> None:
+        for attempt in admitted.stale:
+            self._tasks.create_task(self._stop(SequenceKey(key.request_id, attempt)))
+
+    def _start(self, job: Job, blocks: list[KvBlock]) -> None:
+        now_s = self._member.now_s()
+        attempt = Attempt(
+            job=job,
+            worker=self._me,
+            accepted_s=now_s,
+            expires_s=now_s + job.generation.budget_ms / 1000,
+            energy_source=self._device.energy_source,
+        )
+        self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
+        attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
+
+    async def _run(self, attempt: Attempt, job: Job, blocks: list[KvBlock]) -> None:
+        """One attempt from its acceptance to the moment nothing of it is held here."""
+        try:
+            if isinstance(job, PrefillJob):
+                await self._hand_over.run(attempt, job)
+            else:
+                await self._decode(attempt, job, blocks)
+        except DiptychError as err:
+            reason = err.reason if isinstance(err, Refused) else type(err).__name__
+            if reason != RefusalReason.CANCELLED:
+                self._news.fail(attempt, reason, str(err))
+        finally:
+            self._news.attempts.pop(attempt.key, None)
+            del self._attempts[attempt.key]
+            if isinstance(job, DecodeJob):
+                self._take_over.imported(job.transfer_id)
+            self._admission.leave(*attempt.key)
+
+    async def _decode(
+        self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
+    ) -> None:
+        generation = job.generation
+        first_ids: tuple[int, ...] = ()
+        if isinstance(job, DecodeJob):
+            first_ids = job.first_ids
+            started = Started(
+                request_id=generation.request_id,
+                attempt=generation.attempt,
+                worker=self._me,
+                phase=attempt.phase,
+            )
+            self._bus.append(attempt.gateway, started)
+        with spans.start_as_current_span(names.DECODE_RUN) as span:
+            span.set_attribute(names.ATTEMPT, generation.attempt)
+            self._engine.submit(
+                SequenceWork(
+                    key=attempt.key,
+                    phase=attempt.phase,
+                    prompt_ids=generation.prompt_ids,
+                    answer_ids=(*generation.prefix_ids, *first_ids),
+                    sampling=generation.sampling,
+                    stopping=generation.stopping,
+                    blocks=blocks,
+                    on_imported=self._when_imported(job),
+                )
+            )
+            await attempt.left.wait()
+            span.set_attribute(names.ENERGY_J, attempt.energy_j)
+        if attempt.failure is not None:
+            raise attempt.failure
+
+    def _when_imported(self, job: Job) -> Callable[[], None] | None:
+        if not isinstance(job, DecodeJob):
+            return None
+        loop, done = asyncio.get_running_loop(), self._take_over.imported
+
+        def imported() -> None:
+            loop.call_soon_threadsafe(done, job.transfer_id)
+
+        return imported
+
+    # Cancels
+
+    async def _on_cancel(self, delivery: Delivery) -> CancelDone:
+        cancel: Cancel = delivery.decode(Cancel)
+        for attempt in self._admission.cancel(cancel.request_id, cancel.attempt):
+            await self._stop(SequenceKey(cancel.request_id, attempt))
+        return CancelDone(request_id=cancel.request_id, attempt=cancel.attempt)
+
+    async def _stop(self, key: SequenceKey) -> None:
+        """Make sure that nothing of an attempt runs or is held here."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.task is None:
+            self._take_over.cancel(*key)
+            return
+        if attempt.phase is Phase.PREFILL:
+            attempt.task.cancel()
+        else:
+            self._engine.abort(key)
+        await asyncio.wait([attempt.task])
+
+    # Hand-off
+
+    async def _on_reserve(self, delivery: Delivery) -> ReserveAnswer:
+        return self._take_over.reserve(delivery.decode(Reserve))
+
+    async def _on_release(self, delivery: Delivery) -> Released:
+        return self._take_over.release(delivery.decode(Release))
+
+    # Time
+
+    async def _sweep(self) -> None:
+        self._take_over.sweep()
+        now_s = self._member.now_s()
+        for attempt in list(self._attempts.values()):
+            if now_s >= attempt.expires_s:
+                log.warning("attempt_expired", request_id=attempt.key.request_id)
+                self._tasks.create_task(self._stop(attempt.key))
+
+    async def _report(self) -> None:
+        load = self._engine.load()
+        reading = self._device.read(self._member.now_s())
+        report = WorkerLoad(
+            worker=self._me,
+            draining=self._admission.draining,
+            running=load.running,
+            waiting=len(self._admission) - load.running,
+            waiting_tokens=load.waiting_tokens,
+            kv_tokens_used=max(load.kv_tokens_used, self._admission.promised_tokens),
+            transfer_slots_used=self._take_over.slots_used,
+            power_w=reading.power_w,
+            cap_w=reading.cap_w,
+            energy_j=reading.energy_j,
+            energy_source=self._device.energy_source,
+        )
+        await self._bus.publish(subjects.load(self._me), report)
+
+    def _on_power(self, delivery: Delivery) -> None:
+        self._device.apply(delivery.decode(PowerSetPoint), self._member.now_s())
+
+
+def _refused(key: SequenceKey, err: Refused | Unverified) -> JobRefused:
+    reason = err.reason if isinstance(err, Refused) else RefusalReason.UNVERIFIED_KV
+    return JobRefused(
+        request_id=key.request_id,
+        attempt=key.attempt,
+        reason=RefusalReason(reason),
+        detail=str(err),
+    )

@@ -1,0 +1,34 @@
+"""Settings both workers have."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from diptych_chassis.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings(ServiceSettings):
+    """`DIPTYCH_PREFILL_WORKER__<NAME>` or `DIPTYCH_DECODE_WORKER__<NAME>`."""
+
+    model_path: Path = Path()
+    """A GGUF file."""
+    model: str = ""
+    """The id clients ask for; empty: the file's name."""
+    threads: int = 0
+    """Threads of the engine; 0: half the cores, since two workers share a machine."""
+    library: Path | None = None
+    """The llama.cpp build; empty: the one inside xllamacpp."""
+    context_tokens: int = 0
+    """Longest sequence; 0: what the model was trained for, at most `kv_tokens`."""
+    kv_tokens: int = 16_384
+    max_sequences: int = 16
+    transfer_slots: int = 160
+    """KV blocks that may be on their way to this worker at once."""
+    transfer_s: float = 10.0
+    """Deadline of one hand-off, from prefill's end to verified KV."""
+    lease_s: float = 75.0
+    """A ticket that was neither used nor released is taken back after this: longer than the
+    deadline of the first token, so that a prefill that waits its turn keeps its ticket."""
+    drain_s: float = 60.0
+    device_watts: float = 300.0
+    """Board power of the simulated device."""

@@ -1,0 +1,142 @@
+"""The decode side of a hand-off: give tickets, verify, take blocks over."""
+
+from collections.abc import Callable
+
+from diptych_contracts.cards import Fingerprint
+from diptych_contracts.errors import Incompatible, Refused, Unverified
+from diptych_contracts.ids import RequestId, TransferId, transfer_id
+from diptych_contracts.jobs import DecodeJob, Generation, RefusalReason
+from diptych_contracts.transfers import (
+    Release,
+    Released,
+    Reserve,
+    ReserveAnswer,
+    ReserveRefused,
+)
+from diptych_engine.port import KvBlock
+from diptych_kvlink.incoming import IncomingTransfers
+from diptych_policy.job_admission import JobAdmission, NotAdmitted
+from diptych_telemetry import logger, names, tracer
+
+log = logger("worker")
+spans = tracer("worker")
+
+
+def context_tokens(generation: Generation) -> int:
+    """Tokens whose KV a hand-off carries: prompt and delivered answer."""
+    return len(generation.prompt_ids) + len(generation.prefix_ids)
+
+
+def whole_tokens(generation: Generation) -> int:
+    """Most KV cells a generation grows to."""
+    return len(generation.prompt_ids) + generation.stopping.max_tokens
+
+
+class TakeOver:
+    """Answers reservations, and turns a decode job into verified blocks."""
+
+    def __init__(
+        self,
+        incoming: IncomingTransfers,
+        admission: JobAdmission,
+        fingerprint: Fingerprint,
+        *,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._incoming = incoming
+        self._admission = admission
+        self._fingerprint = fingerprint
+        self._now_s = now_s
+        self._promised: dict[TransferId, tuple[RequestId, int]] = {}
+
+    def reserve(self, request: Reserve) -> ReserveAnswer:
+        """A seat, and transfer slots under a lease. The same request again: the same ticket."""
+        generation = request.generation
+        key = (generation.request_id, generation.attempt)
+        if request.fingerprint != self._fingerprint:
+            detail = f"expected {self._fingerprint}, got {request.fingerprint}"
+            return _no(request, RefusalReason.WRONG_MODEL, detail)
+        admitted = self._admission.admit(*key, whole_tokens(generation), may_wait=False)
+        if isinstance(admitted, NotAdmitted):
+            return _no(request, admitted.reason, admitted.detail)
+        try:
+            ticket = self._incoming.reserve(
+                request, tokens=context_tokens(generation), now_s=self._now_s()
+            )
+        except Refused as err:
+            self._give_up(request.transfer_id, key, seated=not admitted.duplicate)
+            return _no(request, RefusalReason(err.reason), str(err))
+        except Incompatible as err:
+            self._give_up(request.transfer_id, key, seated=not admitted.duplicate)
+            return _no(request, RefusalReason.WRONG_MODEL, str(err))
+        self._promised[request.transfer_id] = key
+        return ticket
+
+    @property
+    def slots_used(self) -> int:
+        """Transfer slots that cannot be given to a new ticket."""
+        return self._incoming.slots_used
+
+    def promised(self, transfer_id: TransferId) -> bool:
+        """Whether a ticket waits for its job."""
+        return transfer_id in self._promised
+
+    def claim(self, job: DecodeJob) -> list[KvBlock]:
+        """The blocks of `job`, verified.
+
+        Raises:
+            Refused: no such ticket.
+            Unverified: the blocks are not what was written; nothing may be decoded from them.
+        """
+        with spans.start_as_current_span(names.KV_VERIFY) as span:
+            span.set_attribute(names.TRANSFER_BLOCKS, len(job.blocks))
+            try:
+                blocks = self._incoming.claim(
+                    job, tokens=context_tokens(job.generation), now_s=self._now_s()
+                )
+            except (Refused, Unverified) as err:
+                log.warning("kv_refused", request_id=job.generation.request_id, error=str(err))
+                self.forget(job.transfer_id)
+                raise
+        del self._promised[job.transfer_id]
+        return [KvBlock(p0=block.p0, p1=block.p1, data=block.data) for block in blocks]
+
+    def imported(self, transfer_id: TransferId) -> None:
+        """The engine needs a claimed ticket's blocks no more."""
+        self._incoming.release(transfer_id)
+
+    def release(self, message: Release) -> Released:
+        """The writer will not hand a ticket over."""
+        self._incoming.writer_stopped(message.transfer_id)
+        self.forget(message.transfer_id)
+        return Released(transfer_id=message.transfer_id)
+
+    def cancel(self, request_id: RequestId, attempt: int) -> None:
+        """Take a ticket that waits for its job back."""
+        ticket = transfer_id(request_id, attempt)
+        if ticket in self._promised:
+            self._incoming.release(ticket)
+            self.forget(ticket)
+
+    def sweep(self) -> None:
+        """Take overdue tickets back. On a timer of its own: it needs no traffic."""
+        for ended in self._incoming.sweep(self._now_s()):
+            log.warning("ticket_expired", transfer_id=ended)
+            self.forget(ended)
+
+    def forget(self, transfer_id: TransferId) -> None:
+        """A ticket has ended before its job: give its seat back."""
+        key = self._promised.pop(transfer_id, None)
+        if key is not None:
+            self._admission.unseat(*key)
+
+    def _give_up(
+        self, transfer_id: TransferId, key: tuple[RequestId, int], *, seated: bool
+    ) -> None:
+        self.forget(transfer_id)
+        if seated:
+            self._admission.unseat(*key)
+
+
+def _no(request: Reserve, reason: RefusalReason, detail: str) -> ReserveRefused:
+    return ReserveRefused(transfer_id=request.transfer_id, reason=reason, detail=detail)

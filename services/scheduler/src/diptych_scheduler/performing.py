@@ -1,0 +1,283 @@
+"""Performing the ledger's orders: in order for each request, side by side for different ones."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar, assert_never
+
+from opentelemetry.context import Context
+
+from diptych_bus.port import Bus, Kept, Pulled
+from diptych_contracts import subjects
+from diptych_contracts.errors import BusAway, Conflict, Transient
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.jobs import CancelDone, JobAnswer
+from diptych_contracts.journal import JournalEntry
+from diptych_contracts.requests import RecordState, Request, RequestRecord
+from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS, RESUME_WINDOW_S
+from diptych_policy.journal import JournalPart
+from diptych_policy.lifecycle import (
+    AdoptRecord,
+    Announce,
+    CancelWork,
+    CreateRecord,
+    Effect,
+    EraseRequest,
+    Event,
+    JobAnswered,
+    PublishEnd,
+    PublishFence,
+    RecordAdopted,
+    RecordCreated,
+    RecordSeen,
+    SaveRecord,
+    SendJob,
+)
+from diptych_telemetry import logger, tracer
+
+log = logger("scheduler")
+spans = tracer("scheduler")
+
+_PAUSE_S = 0.1
+_CALL_S = 1.0
+_ANNOUNCE_TRIES = 20
+
+T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """What the performer needs of the scheduler."""
+
+    def tell(self, event: Event) -> None: ...
+
+    def alive(self, member: Incarnation) -> bool: ...
+
+    def current(self, request_id: RequestId, attempt: int) -> bool: ...
+
+    async def history(self, record: RequestRecord) -> tuple[JournalPart, ...]: ...
+
+
+def request_of(effect: Effect) -> RequestId:
+    """Which request an effect is about."""
+    match effect:
+        case CreateRecord(record) | SaveRecord(record) | AdoptRecord(record):
+            return record.request_id
+        case CancelWork(cancel=cancel):
+            return cancel.request_id
+        case PublishFence(fence=fence):
+            return fence.request_id
+        case PublishEnd(end=end):
+            return end.request_id
+        case SendJob() | EraseRequest() | Announce():
+            return effect.request_id
+        case _:
+            assert_never(effect)
+
+
+class Performer:
+    """A queue of effects per request, each drained by one task while it is not empty."""
+
+    def __init__(
+        self, owner: Owner, bus: Bus, tasks: asyncio.TaskGroup, job_answer_s: float
+    ) -> None:
+        self._owner = owner
+        self._bus = bus
+        self._tasks = tasks
+        self._job_answer_s = job_answer_s
+        self._records = bus.bucket(REQUEST_RECORDS, RequestRecord)
+        self._revisions: dict[RequestId, int] = {}
+        self._queues: dict[RequestId, deque[Effect]] = {}
+        self._expected: dict[RequestId, Pulled] = {}
+        self._contexts: dict[RequestId, Context | None] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    # In
+
+    def expect(self, request_id: RequestId, pulled: Pulled) -> None:
+        """`pulled` is acknowledged once the request's record exists."""
+        self._expected[request_id] = pulled
+        self._contexts[request_id] = pulled.delivery.context
+
+    def is_news(self, kept: Kept[RequestRecord]) -> bool:
+        """Whether a watched record was written by someone else (or before this life)."""
+        request_id = kept.value.request_id
+        news = kept.revision > self._revisions.get(request_id, 0)
+        if kept.value.state is RecordState.CLOSED:
+            self._revisions.pop(request_id, None)
+            self._contexts.pop(request_id, None)
+        elif news:
+            self._revisions[request_id] = kept.revision
+        return news
+
+    def order(self, effects: list[Effect]) -> None:
+        """Perform `effects`, after what was ordered before for the same requests."""
+        for effect in effects:
+            request_id = request_of(effect)
+            if request_id in self._queues:
+                self._queues[request_id].append(effect)
+            else:
+                self._queues[request_id] = deque([effect])
+                self._spawn(self._drain(request_id))
+
+    def _spawn(self, work: Any) -> None:
+        task = self._tasks.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until what was ordered is done, `timeout_s` at most."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    def abandon(self) -> None:
+        """Drop what is not done: another replica adopts it."""
+        for task in self._running:
+            task.cancel()
+
+    async def _drain(self, request_id: RequestId) -> None:
+        queue = self._queues[request_id]
+        while queue:
+            seen = await self._perform(queue[0])
+            if seen is not None:
+                queue.clear()
+                self._owner.tell(RecordSeen(seen))
+            else:
+                queue.popleft()
+        del self._queues[request_id]
+
+    async def _perform(self, effect: Effect) -> RequestRecord | None:
+        """Do it; gives the record that stands there if a swap was lost."""
+        match effect:
+            case CreateRecord(record):
+                return await self._create(record)
+            case SaveRecord(record):
+                return await self._save(record)
+            case AdoptRecord(record):
+                await self._adopt(record)
+            case SendJob():
+                self._spawn(self._send_job(effect))
+            case CancelWork():
+                self._spawn(self._cancel_work(effect))
+            case PublishFence(gateway, fence):
+                await self._journal(gateway, fence)
+            case PublishEnd(gateway, end):
+                await self._journal(gateway, end)
+            case EraseRequest():
+                await _until_back(lambda: self._bus.erase(REQUESTS.name, effect.request_seq))
+            case Announce():
+                self._spawn(self._announce(effect))
+            case _:
+                assert_never(effect)
+        return None
+
+    # Records
+
+    async def _create(self, record: RequestRecord) -> RequestRecord | None:
+        seen = await self._swap(record, lambda: self._records.create(record.request_id, record))
+        pulled = self._expected.pop(record.request_id, None)
+        if pulled is not None:
+            await _until_back(pulled.ack)
+        if seen is None:
+            self._owner.tell(RecordCreated(record.request_id))
+        return seen
+
+    async def _save(self, record: RequestRecord) -> RequestRecord | None:
+        closed = record.state is RecordState.CLOSED
+        ttl_s = RESUME_WINDOW_S if closed else None
+        request_id = record.request_id
+        return await self._swap(
+            record,
+            lambda: self._records.update(
+                request_id, record, self._revisions.get(request_id, 0), ttl_s=ttl_s
+            ),
+        )
+
+    async def _swap(
+        self, record: RequestRecord, write: Callable[[], Awaitable[int]]
+    ) -> RequestRecord | None:
+        request_id = record.request_id
+        try:
+            revision = await _until_back(write)
+        except Conflict:
+            kept = await _until_back(lambda: self._records.get(request_id))
+            if kept is None:
+                return None
+            self._revisions[request_id] = kept.revision
+            return None if kept.value == record else kept.value
+        self._revisions[request_id] = max(revision, self._revisions.get(request_id, 0))
+        return None
+
+    async def _adopt(self, record: RequestRecord) -> None:
+        seen = await self._save(record)
+        if seen is not None:
+            self._owner.tell(RecordSeen(seen))
+            return
+        log.info("request_adopted", request_id=record.request_id, attempt=record.attempt)
+        stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
+        request: Request | None = stored.decode(Request) if stored else None
+        self._contexts[record.request_id] = stored.context if stored else None
+        parts = await self._owner.history(record)
+        self._owner.tell(RecordAdopted(record, request, parts))
+
+    # Workers
+
+    async def _send_job(self, effect: SendJob) -> None:
+        request_id, attempt, worker = effect.request_id, effect.attempt, effect.worker
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._job_answer_s
+        answer: JobAnswer | None = None
+        context = self._contexts.get(request_id)
+        with spans.start_as_current_span("scheduler.route", context=context) as span:
+            span.set_attribute("diptych.attempt", attempt)
+            span.set_attribute("diptych.worker", worker)
+            while answer is None and loop.time() < give_up_s:
+                if not self._owner.current(request_id, attempt):
+                    return
+                try:
+                    answer = await self._bus.request(
+                        subjects.job(worker), effect.job, JobAnswer, timeout_s=0.5
+                    )
+                except BusAway:
+                    if not self._bus.connected:
+                        give_up_s = loop.time() + self._job_answer_s
+                    await asyncio.sleep(_PAUSE_S)
+        self._owner.tell(JobAnswered(request_id, attempt, worker, answer))
+
+    async def _cancel_work(self, effect: CancelWork) -> None:
+        while self._owner.alive(effect.worker):
+            try:
+                await self._bus.request(
+                    subjects.cancel(effect.worker), effect.cancel, CancelDone, timeout_s=_CALL_S
+                )
+            except BusAway:
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return
+
+    # Streams
+
+    async def _journal(self, gateway: Incarnation, entry: JournalEntry) -> None:
+        await _until_back(lambda: self._bus.record(gateway, entry, timeout_s=_CALL_S))
+
+    async def _announce(self, effect: Announce) -> None:
+        name = type(effect.event).__struct_config__.tag
+        subject = subjects.event(str(name).partition(".")[0])
+        for _ in range(_ANNOUNCE_TRIES):
+            try:
+                await self._bus.store(
+                    subject, effect.event, msg_id=effect.msg_id, timeout_s=_CALL_S
+                )
+            except Transient:
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return
+        log.warning("event_not_stored", subject=subject, msg_id=effect.msg_id)
+
+
+async def _until_back(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat `call` while the bus is away: every call here may be made twice."""
+    while True:
+        try:
+            return await call()
+        except Transient:
+            await asyncio.sleep(_PAUSE_S)

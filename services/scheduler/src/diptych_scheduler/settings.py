@@ -1,0 +1,18 @@
+"""Settings of the scheduler."""
+
+from dataclasses import dataclass
+
+from diptych_chassis.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings(ServiceSettings):
+    """`DIPTYCH_SCHEDULER__<NAME>`."""
+
+    max_queued: int = 1024
+    """Requests that may wait for workers before this replica stops pulling."""
+    silence_s: float = 1.0
+    """Silence after which a member counts as dead."""
+    tick_s: float = 0.1
+    job_answer_s: float = 2.0
+    """How long a live worker may take to answer a job."""
