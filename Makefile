@@ -1,1 +1,50 @@
-placeholder:
+# Everything installs into .venv what it needs, on first use.
+PYTHON ?= python3
+PORT ?= 8080
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := $(wildcard libs/*/src services/*/src)
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check live alone bench format clean
+
+help: ## this page
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+up: $(STAMP) ## the whole stack on this machine (make up PORT=8080)
+	@exec $(BIN)/diptych up --port $(PORT)
+
+test: $(STAMP) ## all but what takes minutes or needs a special machine
+	$(BIN)/python -m pytest -q
+
+check: $(STAMP) ## format, lint, types, imports, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+live: $(STAMP) ## real nats-server, real engine, real processes
+	$(BIN)/diptych models pull
+	$(BIN)/python -m pytest -q -m live
+
+alone: ## each service, installed by itself in an empty environment
+	PYTHON=$(PYTHON) .ci/alone
+
+bench: $(STAMP) ## the numbers in the README
+	@ls bench/*.py >/dev/null 2>&1 || { echo "no benches yet"; exit 1; }
+	for bench in bench/*.py; do $(BIN)/python $$bench || exit 1; done
+
+format: $(STAMP) ## put the source in order
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove what was installed and cached here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "installing into $(VENV) (first use, or its requirements changed)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

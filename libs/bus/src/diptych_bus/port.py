@@ -7,11 +7,14 @@ Rules every adapter keeps:
   restart of the server without the caller's help.
 - Trace context (W3C) is injected from, and extracted into, the current OpenTelemetry context here
   and nowhere else; token frames carry none.
+- A handler that raises a `DiptychError` (a malformed message, say) is logged and skipped; any other
+  exception is a bug and completes `closed`.
 - A message above `contracts.streams.MAX_MESSAGE_BYTES` is refused with `Permanent` before it is
   sent.
 - `BusAway` means *unknown*: the caller retries with the same id until its deadline.
 """
 
+from asyncio import Future
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -25,6 +28,11 @@ from diptych_contracts.wire import Message, decode
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+
+
+def always() -> bool:
+    """True: what is watched is never idle."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +172,12 @@ class Journal(Protocol):
         handler: Callable[[JournalItem], None],
         *,
         after_seq: int | None = None,
+        active: Callable[[], bool] = always,
     ) -> Subscription:
         """Call `handler` for each entry after `after_seq` (default: after now), once, in order.
 
-        Reads the republished journal; a gap, a reconnect, or 250 ms of silence is healed from the
-        stream itself.
+        Reads the republished journal; a gap, a reconnect, or 250 ms of silence while `active()`
+        (somebody waits for an entry) is healed from the stream itself.
         """
         ...
 
@@ -244,6 +253,15 @@ class Bus(Messaging, Journal, Streams, Protocol):
     @property
     def connected(self) -> bool:
         """Whether the server is there, as far as this client knows."""
+        ...
+
+    @property
+    def closed(self) -> "Future[Exception | None]":
+        """Done when the bus is gone for good.
+
+        None after `close`; the reason where the client gave up or a handler had a bug: the process
+        should end.
+        """
         ...
 
     def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:

@@ -21,6 +21,8 @@ class Beat(Message, frozen=True, kw_only=True, tag="beat.1"):
     member: Incarnation
     service: str
     count: int
+    pid: int = 0
+    """On its host: a supervisor knows its own children by it."""
     ready: bool = False
     """Whether the process serves; a supervisor waits for it."""
     detail: str = ""
@@ -43,6 +45,8 @@ class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registr
     kv_tokens: int
     """KV cells in all."""
     context_tokens: int
+    host: str = ""
+    """Boot id of its machine: workers that share it can share memory."""
 
 
 class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load.1"):

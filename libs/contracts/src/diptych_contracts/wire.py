@@ -36,6 +36,6 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
     """
     try:
         return _decoder(kind).decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
         name = getattr(kind, "__name__", str(kind))
         raise Permanent(f"expected a {name} message, got {len(data)} bytes: {err}") from err

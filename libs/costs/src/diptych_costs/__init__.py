@@ -1,1 +1,1 @@
-
+"""What work costs: pure formulas, and numbers with their sources."""

@@ -1,1 +1,1 @@
-
+"""Moves KV blocks from a prefill worker into a decode worker, verified."""

@@ -1,1 +1,1 @@
-
+"""Reads and caps the power of a worker's device."""

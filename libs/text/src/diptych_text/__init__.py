@@ -1,1 +1,1 @@
-
+"""Text to tokens and back: chat template, tokenizer, detokenizer, stop strings."""

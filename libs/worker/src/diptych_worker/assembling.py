@@ -18,8 +18,10 @@ from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.lockfile import boot_id
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_policy.job_admission import JobAdmission
+from diptych_power.sim import SimulatedDevice
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.registering import Register
@@ -32,10 +34,8 @@ async def serve(member: Member, settings: WorkerSettings, role: Role) -> None:
     """Run a worker until `member` is told to stop."""
     card = await asyncio.to_thread(read_card, settings)
     engine = await asyncio.to_thread(load_engine, settings, card)
-    try:
-        await _serve(member, settings, role, card, engine)
-    finally:
-        await asyncio.to_thread(engine.stop)
+    device = SimulatedDevice(tdp_w=settings.device_watts)
+    await run_worker(member, settings, role, card=card, engine=engine, device=device)
 
 
 def read_card(settings: WorkerSettings) -> ModelCard:
@@ -69,9 +69,16 @@ def load_engine(settings: WorkerSettings, card: ModelCard) -> Engine:
     return StepLoop(step_engine, answer_text)
 
 
-async def _serve(
-    member: Member, settings: WorkerSettings, role: Role, card: ModelCard, engine: Engine
+async def run_worker(
+    member: Member,
+    settings: WorkerSettings,
+    role: Role,
+    *,
+    card: ModelCard,
+    engine: Engine,
+    device: Device,
 ) -> None:
+    """Join `engine` and `device` to the bus and the KV links, and serve."""
     spec = engine.spec
     incoming = IncomingTransfers(
         spec.layout,
@@ -94,7 +101,6 @@ async def _serve(
         context_tokens=card.context_tokens,
         host=boot_id(),
     )
-    device = SimulatedDevice(tdp_w=settings.device_watts)
     news = EngineNews(member.bus, member.incarnation, device, now_s=member.now_s)
     admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
     parts = Parts(
@@ -118,5 +124,7 @@ async def _serve(
     try:
         await worker.run()
     finally:
+        news.closed = True
+        await asyncio.to_thread(engine.stop)  # before the links: it may be writing
         links.close()
         incoming.close()

@@ -1,9 +1,9 @@
 """From engine steps to journal entries: one frame per step and gateway."""
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Protocol
 
 from diptych_bus.port import Journal
 from diptych_contracts.errors import Refused
@@ -19,18 +19,14 @@ from diptych_engine.port import (
     SequenceStarted,
     StepReport,
 )
+from diptych_power.attribution import split_j
 from diptych_telemetry import logger
 from diptych_worker.attempts import Attempt
+from diptych_worker.device import Device
 
 log = logger("worker")
 
-
-class EnergyMeter(Protocol):
-    """What a device tells of the energy a step took."""
-
-    def step_energy_j(self, duration_s: float, *, prefill_tokens: int, decode_tokens: int) -> float:
-        """Energy of a step that has just ended, in joules."""
-        ...
+_PAUSE_S = 0.02
 
 
 class EngineNews:
@@ -40,20 +36,27 @@ class EngineNews:
         self,
         journal: Journal,
         worker: Incarnation,
-        meter: EnergyMeter,
+        device: Device,
         *,
         now_s: Callable[[], float],
     ) -> None:
         self._journal = journal
         self._worker = worker
-        self._meter = meter
+        self._device = device
         self._now_s = now_s
         self._loop = asyncio.get_running_loop()
         self.attempts: dict[SequenceKey, Attempt] = {}
+        self.closed = False
 
     def heard(self, report: StepReport) -> None:
-        """A step is done. Called on the engine's thread."""
+        """A step is done. Called on the engine's thread.
+
+        While the ring of un-acknowledged entries is full (the bus is away) the engine pauses here:
+        tokens are neither dropped nor piled up.
+        """
         self._loop.call_soon_threadsafe(self._on_step, report)
+        while self._journal.ring_full and not self.closed:
+            time.sleep(_PAUSE_S)
 
     def fail(self, attempt: Attempt, reason: str, detail: str, *, retryable: bool = True) -> None:
         """Tell the owner that this worker gives `attempt` up."""
@@ -99,16 +102,15 @@ class EngineNews:
 
     def _charge(self, report: StepReport) -> None:
         """Split the step's energy by the tokens computed for each sequence."""
-        energy_j = self._meter.step_energy_j(
+        energy_j = self._device.step_energy_j(
             report.duration_s,
             prefill_tokens=report.prefill_tokens,
             decode_tokens=report.decode_tokens,
         )
-        tokens = sum(report.tokens_by_key.values())
-        for key, share in report.tokens_by_key.items():
+        for key, share_j in split_j(energy_j, report.tokens_by_key).items():
             attempt = self.attempts.get(key)
             if attempt is not None:
-                attempt.energy_j += energy_j * share / tokens
+                attempt.energy_j += share_j
 
     def _take_tokens(self, attempt: Attempt, news: NewTokens) -> End | None:
         now_s = self._now_s()

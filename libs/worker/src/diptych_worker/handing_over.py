@@ -91,8 +91,10 @@ class HandOver:
         if not attempt.left.is_set():
             self._engine.abort(attempt.key)
             await attempt.left.wait()
-        while transfer is not None and not transfer.close():
+        closed = transfer is None or transfer.close()
+        while not closed and transfer is not None:
             await asyncio.sleep(_CLOSING_S)
+            closed = transfer.close()
         release = Release(transfer_id=ticket.transfer_id, reason="not handed over")
         with contextlib.suppress(DiptychError):  # else its lease frees it
             await self._bus.request(

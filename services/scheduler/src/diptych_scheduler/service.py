@@ -90,7 +90,10 @@ class Scheduler:
 
     def _on_beat(self, delivery: Delivery) -> None:
         beat: Beat = delivery.decode(Beat)
-        for found in self._liveness.beat(beat.member, now_s=self._member.now_s()):
+        now_s = self._member.now_s()
+        if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
+            now_s = self._member.beat_sent_s(beat.count) or 0.0
+        for found in self._liveness.beat(beat.member, now_s=now_s):
             self._fleet.found(found.member)
             self.tell(Ticked())
 

@@ -1,0 +1,117 @@
+"""`JetStreamBus`: the port on a NATS server with JetStream."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from diptych_bus.jetstream import direct, objects
+from diptych_bus.jetstream.answers import NOT_FOUND, ApiError, api, stored
+from diptych_bus.jetstream.appending import Appender
+from diptych_bus.jetstream.buckets import JetStreamBucket
+from diptych_bus.jetstream.connection import Connection
+from diptych_bus.jetstream.declaring import declare
+from diptych_bus.jetstream.journal import JetStreamJournal
+from diptych_bus.jetstream.messaging import JetStreamMessaging, delivery_of
+from diptych_bus.jetstream.pulling import Puller
+from diptych_bus.port import Bucket, Delivery, M, Pulled, Stored, Subscription
+from diptych_bus.tracing import with_context
+from diptych_contracts.streams import (
+    BUCKETS,
+    OBJECT_BUCKETS,
+    STREAMS,
+    BucketSpec,
+    ConsumerSpec,
+    StreamSpec,
+)
+from diptych_contracts.wire import Message, encode
+
+FLUSH_S = 2.0
+CALL_S = 5.0
+
+
+class JetStreamBus(JetStreamMessaging, JetStreamJournal):
+    """See `port.Bus`; made by `connect`."""
+
+    def __init__(self, connection: Connection, appender: Appender) -> None:
+        JetStreamMessaging.__init__(self, connection)
+        JetStreamJournal.__init__(self, connection, appender)
+
+    @classmethod
+    async def connect(
+        cls, url: str, *, name: str, wait_s: float, streams: Iterable[StreamSpec] = STREAMS
+    ) -> "JetStreamBus":
+        """Connect, trying for `wait_s`, and create missing streams, buckets and objects.
+
+        Raises:
+            BusAway: nobody answers at `url`.
+            Transient: JetStream is off or not ready.
+        """
+        connection = await Connection.open(url, name=name, wait_s=wait_s)
+        try:
+            await declare(connection, streams, BUCKETS, OBJECT_BUCKETS)
+            return cls(connection, await Appender.start(connection))
+        except BaseException:
+            await connection.close()
+            raise
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server is there, as far as this client knows."""
+        return self._connection.connected
+
+    @property
+    def closed(self) -> "asyncio.Future[Exception | None]":
+        """Done when the bus is gone for good; see the port."""
+        return self._connection.lifetime.closed
+
+    async def store(
+        self, subject: str, message: Message, *, msg_id: str, timeout_s: float
+    ) -> Stored:
+        """Store `message` once. `duplicate` may also mean an own earlier try within this call."""
+        headers = with_context({"Nats-Msg-Id": msg_id}) or {}
+        return await stored(
+            self._connection, subject, encode(message), headers=headers, timeout_s=timeout_s
+        )
+
+    async def stored(self, stream: str, seq: int) -> Delivery | None:
+        """The message at `seq`, or None if it is gone."""
+        msg = await direct.by_seq(self._connection, stream, seq)
+        if msg is None:
+            return None
+        return delivery_of(msg, subject=(msg.headers or {})["Nats-Subject"])
+
+    async def erase(self, stream: str, seq: int) -> None:
+        """Delete the message at `seq`; nothing happens if it is gone."""
+        body = {"seq": seq, "no_erase": True}
+        try:
+            await api(self._connection, f"STREAM.MSG.DELETE.{stream}", body, timeout_s=CALL_S)
+        except ApiError as err:
+            if err.err_code not in NOT_FOUND:
+                raise err.judged(f"cannot erase {seq} of {stream}") from err
+
+    async def pull(
+        self,
+        consumer: ConsumerSpec,
+        handler: Callable[[Pulled], None],
+        *,
+        paused: Callable[[], bool],
+    ) -> Subscription:
+        """Share `consumer`'s messages with the other replicas."""
+        return await Puller(self._connection, consumer, handler=handler, paused=paused).start()
+
+    def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:
+        """The bucket `spec`, holding values of type `kind`."""
+        return JetStreamBucket(self._connection, spec, kind)
+
+    async def put_object(self, bucket: str, name: str, data: bytes) -> None:
+        """Store a large value under `name`."""
+        await objects.put_object(self._connection, bucket, name, data)
+
+    async def get_object(self, bucket: str, name: str) -> bytes | None:
+        """The newest value under `name`."""
+        return await objects.get_object(self._connection, bucket, name)
+
+    async def close(self) -> None:
+        """Flush what is pending (2 s at most) and leave."""
+        await self._appender.flush(FLUSH_S)
+        await self._appender.close()
+        await self._connection.close()

@@ -1,0 +1,125 @@
+"""Streams and buckets as `contracts.streams` declares them.
+
+Safe when five services start at once: creating what exists with the same configuration succeeds,
+and what exists with another is left alone.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from diptych_bus.jetstream.answers import NAME_IN_USE, ApiError, api
+from diptych_bus.jetstream.connection import Connection
+from diptych_contracts.streams import BucketSpec, ConsumerSpec, StreamSpec
+
+NS = 1_000_000_000
+DECLARE_S = 5.0
+BUCKET_DEDUPE_S = 60.0
+OBJECTS_MAX_BYTES = 1024**3
+
+
+def bucket_stream(bucket: str) -> str:
+    """The stream behind a key-value bucket."""
+    return f"KV_{bucket}"
+
+
+def object_stream(bucket: str) -> str:
+    """The stream behind an object bucket."""
+    return f"OBJ_{bucket}"
+
+
+def stream_config(spec: StreamSpec) -> dict[str, Any]:
+    """`spec` as the server wants it."""
+    config: dict[str, Any] = {
+        "name": spec.name,
+        "subjects": list(spec.subjects),
+        "retention": "limits",
+        "storage": "file",
+        "max_age": int(spec.max_age_s * NS),
+        "max_bytes": spec.max_bytes,
+        "discard": spec.discard.value,
+        "duplicate_window": int(spec.dedupe_s * NS),
+        "allow_direct": True,
+    }
+    if spec.republish is not None:
+        source, destination = spec.republish
+        config["republish"] = {"src": source, "dest": destination}
+    return config
+
+
+def bucket_config(spec: BucketSpec) -> dict[str, Any]:
+    """A bucket that `nats kv` understands, with TTLs per key and direct reads."""
+    return {
+        "name": bucket_stream(spec.name),
+        "subjects": [f"$KV.{spec.name}.>"],
+        "storage": "file",
+        "max_msgs_per_subject": spec.history,
+        "max_bytes": spec.max_bytes,
+        "discard": "new",
+        "duplicate_window": int(BUCKET_DEDUPE_S * NS),
+        "allow_direct": True,
+        "allow_msg_ttl": True,
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+    }
+
+
+def object_config(bucket: str) -> dict[str, Any]:
+    """An object bucket that `nats object` understands."""
+    return {
+        "name": object_stream(bucket),
+        "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+        "storage": "file",
+        "max_bytes": OBJECTS_MAX_BYTES,
+        "discard": "new",
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+    }
+
+
+async def declare(
+    connection: Connection,
+    streams: Iterable[StreamSpec],
+    buckets: Iterable[BucketSpec],
+    object_buckets: Iterable[str],
+) -> None:
+    """Create what is missing.
+
+    Raises:
+        Transient: JetStream is not ready.
+        Permanent: the server refuses a stream (no storage left, say).
+    """
+    configs = [stream_config(spec) for spec in streams]
+    configs += [bucket_config(spec) for spec in buckets]
+    configs += [object_config(name) for name in object_buckets]
+    for config in configs:
+        name = config["name"]
+        try:
+            await api(connection, f"STREAM.CREATE.{name}", config, timeout_s=DECLARE_S)
+        except ApiError as err:
+            if err.err_code != NAME_IN_USE:
+                raise err.judged(f"cannot create stream {name}") from err
+
+
+async def declare_consumer(connection: Connection, spec: ConsumerSpec, *, timeout_s: float) -> None:
+    """Create the durable pull consumer unless it exists."""
+    where = f"{spec.stream}.{spec.name}"
+    try:
+        await api(connection, f"CONSUMER.INFO.{where}", {}, timeout_s=timeout_s)
+        return
+    except ApiError as err:
+        if err.code != 404:
+            raise err.judged(f"consumer {where}") from err
+    config = {
+        "durable_name": spec.name,
+        "name": spec.name,
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "ack_wait": int(spec.ack_wait_s * NS),
+        "max_deliver": spec.max_deliver,
+        "max_ack_pending": spec.max_ack_pending,
+    }
+    body = {"stream_name": spec.stream, "config": config}
+    try:
+        await api(connection, f"CONSUMER.CREATE.{where}", body, timeout_s=timeout_s)
+    except ApiError as err:
+        raise err.judged(f"cannot create consumer {where}") from err

@@ -1,0 +1,49 @@
+"""The socket nats-py writes to, with an end to waiting for a dead peer.
+
+nats-py waits without limit for a closing socket to drain, which a frozen server never lets happen,
+and forgets half-open sockets when it tries the next server.
+"""
+
+import asyncio
+from typing import Any
+from urllib.parse import ParseResult
+
+from nats.aio.transport import TcpTransport
+
+DRAIN_S = 0.2
+"""How long a closing socket may take to write what it holds."""
+
+
+class AbortingTransport(TcpTransport):
+    """A TCP transport that is given up, not waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __bool__(self) -> bool:
+        return True
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        """Connect anew; a socket left from a failed attempt is dropped."""
+        self._abort()
+        await super().connect(uri, buffer_size, connect_timeout)
+
+    def close(self) -> None:
+        """Start closing."""
+        if self._io_writer is not None:
+            self._io_writer.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until the socket is closed, then drop what it still holds."""
+        if self._io_writer is None:
+            return
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await self._io_writer.wait_closed()
+        except (TimeoutError, OSError):
+            self._abort()
+
+    def _abort(self) -> None:
+        writer: Any = self._io_writer
+        if writer is not None:
+            writer.transport.abort()

@@ -1,0 +1,236 @@
+"""A watch on a bucket that heals.
+
+An ordered consumer with heartbeats delivers every key, then every change. A gap in its numbering,
+silence, or a reconnect starts a new listing; keys that are missing from it are reported as gone.
+The server says nothing when a key expires, so each key's TTL is kept and the key is looked up when
+it is over.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+from uuid import uuid4
+
+from nats.aio.msg import Msg
+
+from diptych_bus.jetstream import direct
+from diptych_bus.jetstream.answers import API, ApiError, api, status
+from diptych_bus.jetstream.connection import Connection, Listening
+from diptych_bus.jetstream.declaring import NS, bucket_stream
+from diptych_bus.lifetime import stop, woken
+from diptych_bus.port import Gone, Kept
+from diptych_contracts.errors import BusAway, Permanent, Transient
+from diptych_contracts.wire import Message, decode
+
+M = TypeVar("M", bound=Message)
+
+log = logging.getLogger("diptych.bus")
+
+HEARTBEAT_S = 0.5
+SILENCE_S = 1.6
+"""Three missed heartbeats."""
+LOOK_S = 0.25
+LISTING_S = 5.0
+EXPIRY_MARGIN_S = 0.3
+EXPIRY_RETRY_S = 0.5
+"""Keys expire late: up to a second (measured)."""
+
+
+def is_gone(msg: Msg) -> bool:
+    """Whether a bucket's message is a tombstone."""
+    return "KV-Operation" in (msg.headers or {})
+
+
+def ttl_left_s(msg: Msg) -> float | None:
+    """How long the key will live, by this machine's clock; None if it has no TTL."""
+    ttl = (msg.headers or {}).get("Nats-TTL")
+    if not ttl:
+        return None
+    age_s = time.time() - msg.metadata.timestamp.timestamp()
+    ttl_s = float(ttl.rstrip("s"))
+    return ttl_s - min(max(age_s, 0.0), ttl_s)
+
+
+class Listing:
+    """One consumer: the keys it has listed so far, and how many messages came."""
+
+    def __init__(self, prefix: str, inbox: str) -> None:
+        self.consumer = uuid4().hex
+        self.prefix = prefix
+        self.inbox = inbox
+        self.listening: Listening | None = None
+        self.count = 0
+        self.expected: int | None = None
+        """Messages until every key that was present is listed; None until known."""
+        self.keys: set[str] | None = set()
+        """The keys listed; None once the listing is complete."""
+
+
+class Watch(Generic[M]):
+    """One watch; made by `start`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        bucket: str,
+        kind: type[M],
+        handler: Callable[[Kept[M] | Gone], None],
+    ) -> None:
+        self._connection = connection
+        self._stream = bucket_stream(bucket)
+        self._prefix = f"$KV.{bucket}."
+        self._kind = kind
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._revisions: dict[str, int] = {}
+        self._expiries: dict[str, float] = {}
+        self._listing: Listing | None = None
+        self._listed = asyncio.Event()
+        self._stale = False
+        self._heard_s = self._loop.time()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._stop_watching = connection.watch_link(up=self._list_soon)
+
+    async def start(self) -> "Watch[M]":
+        """List the bucket. Raises `BusAway` if that takes more than 5 s."""
+        try:
+            await self._list()
+            async with asyncio.timeout(LISTING_S):
+                await self._listed.wait()
+        except TimeoutError as err:
+            await self.close()
+            raise BusAway(f"no listing of {self._stream} within {LISTING_S:g} s") from err
+        except BaseException:
+            await self.close()
+            raise
+        self._task = self._connection.lifetime.start(self._heal(), f"watch {self._stream}")
+        return self
+
+    async def close(self) -> None:
+        """No handler is called after this."""
+        self._stop_watching()
+        await stop(self._task)
+        await self._drop(self._listing)
+        self._listing = None
+
+    async def _list(self) -> None:
+        old, self._listing = self._listing, None
+        await self._drop(old)
+        listing = Listing(self._prefix, self._connection.inbox())
+        self._listing = listing
+        self._stale = False
+        self._heard_s = self._loop.time()
+        listing.listening = await self._connection.listen(
+            listing.inbox, lambda msg: self._on_message(listing, msg)
+        )
+        config = {
+            "name": listing.consumer,
+            "deliver_subject": listing.inbox,
+            "deliver_policy": "last_per_subject",
+            "filter_subject": self._prefix + ">",
+            "ack_policy": "none",
+            "max_deliver": 1,
+            "idle_heartbeat": int(HEARTBEAT_S * NS),
+            "inactive_threshold": 5 * NS,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        try:
+            info = await api(
+                self._connection,
+                f"CONSUMER.CREATE.{self._stream}.{listing.consumer}.{self._prefix}>",
+                {"stream_name": self._stream, "config": config},
+                timeout_s=LISTING_S,
+            )
+        except ApiError as err:
+            raise err.judged(f"cannot watch {self._stream}") from err
+        listing.expected = int(info["num_pending"]) + int(info["delivered"]["consumer_seq"])
+        self._complete(listing)
+
+    async def _drop(self, listing: Listing | None) -> None:
+        if listing is None:
+            return
+        if listing.listening is not None:
+            await listing.listening.close()
+        where = f"{self._stream}.{listing.consumer}"
+        await self._connection.publish(f"{API}.CONSUMER.DELETE.{where}", b"")
+
+    def _on_message(self, listing: Listing, msg: Msg) -> None:
+        if listing is not self._listing:
+            return
+        self._heard_s = self._loop.time()
+        if (code := status(msg)) is not None:
+            last = (msg.headers or {}).get("Nats-Last-Consumer")
+            if code == "100" and last is not None and int(last) > listing.count:
+                self._list_soon()
+            return
+        listing.count += 1
+        if msg.metadata.sequence.consumer != listing.count:
+            self._list_soon()
+            return
+        key = msg.subject[len(self._prefix) :]
+        self._take(key, msg)
+        if listing.keys is not None:
+            if not is_gone(msg):
+                listing.keys.add(key)
+            self._complete(listing)
+
+    def _take(self, key: str, msg: Msg) -> None:
+        if is_gone(msg):
+            self._gone(key)
+            return
+        revision = msg.metadata.sequence.stream
+        if self._revisions.get(key) == revision:
+            return
+        try:
+            value = decode(msg.data, self._kind)
+        except Permanent as err:
+            log.warning("bucket_value_skipped: %s: %s", msg.subject, err)
+            return
+        self._revisions[key] = revision
+        self._expiries.pop(key, None)
+        if (left_s := ttl_left_s(msg)) is not None:
+            self._expiries[key] = self._loop.time() + left_s + EXPIRY_MARGIN_S
+        self._connection.lifetime.call(self._handler, Kept(key, value, revision), msg.subject)
+
+    def _gone(self, key: str) -> None:
+        self._expiries.pop(key, None)
+        if self._revisions.pop(key, None) is not None:
+            self._connection.lifetime.call(self._handler, Gone(key), self._prefix + key)
+
+    def _complete(self, listing: Listing) -> None:
+        if listing.keys is None or listing.expected is None or listing.count < listing.expected:
+            return
+        for key in self._revisions.keys() - listing.keys:
+            self._gone(key)
+        listing.keys = None
+        self._listed.set()
+
+    def _list_soon(self) -> None:
+        self._stale = True
+        self._wake.set()
+
+    async def _heal(self) -> None:
+        while True:
+            await woken(self._wake, LOOK_S)
+            try:
+                await self._look()
+            except Transient as err:
+                log.debug("bucket_listing_delayed: %s: %s", self._stream, err)
+                self._stale = True
+
+    async def _look(self) -> None:
+        if not self._connection.connected:
+            return
+        now_s = self._loop.time()
+        if self._stale or now_s - self._heard_s > SILENCE_S:
+            await self._list()
+        for key in [key for key, due_s in self._expiries.items() if due_s <= now_s]:
+            self._expiries[key] = now_s + EXPIRY_RETRY_S
+            revision = self._revisions.get(key)
+            last = await direct.last_on(self._connection, self._stream, self._prefix + key)
+            if last is None and self._revisions.get(key) == revision:
+                self._gone(key)

@@ -1,0 +1,78 @@
+"""A bus connection's end, and what a failing handler does to it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from diptych_contracts.errors import DiptychError
+
+T = TypeVar("T")
+
+log = logging.getLogger("diptych.bus")
+
+
+class Lifetime:
+    """Completes `closed` once: with None after a close, else with the reason."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.closed: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def end(self, reason: Exception | None = None) -> None:
+        """The connection is gone for good; only the first reason counts."""
+        if not self.closed.done():
+            self.closed.set_result(reason)
+
+    def call(self, handler: Callable[[T], None], item: T, what: str) -> None:
+        """Call `handler(item)`: our own errors are logged and skipped, others are bugs."""
+        try:
+            handler(item)
+        except Exception as err:
+            self.failed(err, what)
+
+    def failed(self, err: Exception, what: str) -> None:
+        """Judge an exception that came out of a handler."""
+        if isinstance(err, DiptychError):
+            log.warning("bus_message_skipped: %s: %s", what, err)
+        else:
+            log.error("bus_handler_failed: %s", what, exc_info=err)
+            self.end(err)
+
+    def start(self, work: Coroutine[Any, Any, None], what: str) -> "asyncio.Task[None]":
+        """A task that goes on until it is stopped; an exception in it is a bug."""
+
+        def done(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and isinstance(err := task.exception(), Exception):
+                log.error("bus_task_failed: %s", what, exc_info=err)
+                self.end(err)
+
+        task = asyncio.create_task(work, name=what)
+        self._tasks.add(task)
+        task.add_done_callback(done)
+        return task
+
+    async def finish(self) -> None:
+        """Complete `closed` and stop every task that still goes on."""
+        self.end()
+        await stop(*self._tasks)
+
+
+async def woken(wake: asyncio.Event, timeout_s: float) -> None:
+    """Wait for `wake` (and reset it), at most `timeout_s`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await wake.wait()
+    except TimeoutError:
+        pass
+    wake.clear()
+
+
+async def stop(*tasks: "asyncio.Task[None] | None") -> None:
+    """Cancel `tasks` and wait until they are gone."""
+    going = [task for task in tasks if task is not None]
+    for task in going:
+        task.cancel()
+    if going:
+        await asyncio.wait(going)

@@ -1,0 +1,67 @@
+"""What becomes of a pulled message, given how its handling ended. The only place that says so."""
+
+from enum import StrEnum
+
+from diptych_contracts.errors import (
+    DiptychError,
+    Expired,
+    Permanent,
+    Refused,
+    Unverified,
+)
+from diptych_contracts.jobs import RefusalReason
+
+
+class Verdict(StrEnum):
+    """What to do with the message."""
+
+    ACK = "ack"
+    """Done: acknowledge."""
+    NAK = "nak"
+    """Not now: have it delivered again."""
+    FAIL = "fail"
+    """Never: record `failed`, publish the `End`, acknowledge."""
+    DROP = "drop"
+    """Too late: acknowledge and forget."""
+    DEAD = "dead"
+    """Tried too often: copy to stream `DEAD`, then as `FAIL`."""
+
+
+def verdict(
+    error: BaseException | None, *, num_delivered: int = 1, max_deliver: int | None = None
+) -> Verdict:
+    """The verdict on a message whose handling ended with `error` (None: well).
+
+    A lost compare-and-swap and a worker's "no" are worth another look. Once `max_deliver` is
+    reached JetStream would silently stop delivering, so the last try goes to `DEAD`.
+
+    Raises:
+        BaseException: `error` itself, if it is none of ours: a bug ends the process.
+    """
+    match error:
+        case None:
+            return Verdict.ACK
+        case Expired():
+            return Verdict.DROP
+        case Permanent():
+            return Verdict.FAIL
+        case DiptychError():
+            last = max_deliver is not None and num_delivered >= max_deliver
+            return Verdict.DEAD if last else Verdict.NAK
+        case _:
+            raise error
+
+
+def refusal(error: DiptychError) -> RefusalReason:
+    """The typed "no" a worker answers when a job ends with `error` at admission."""
+    match error:
+        case Refused(reason=reason):
+            return RefusalReason(reason)
+        case Unverified():
+            return RefusalReason.UNVERIFIED_KV
+        case Expired():
+            return RefusalReason.EXPIRED
+        case Permanent():
+            return RefusalReason.UNSUPPORTED
+        case _:
+            return RefusalReason.NO_ROOM

@@ -1,0 +1,41 @@
+"""What a service is given: who it is, its bus, and when to stop."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from diptych_bus.port import Bus
+from diptych_chassis.vitals import Readiness, Vitals
+from diptych_contracts.ids import Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One life of one process, with everything a service needs from outside."""
+
+    service: str
+    incarnation: Incarnation
+    bus: Bus
+    rng: Random
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once: stop taking work, finish or hand back what is held, return."""
+    clock: Callable[[], float] = time.monotonic
+    vitals: Vitals = field(default_factory=lambda: Vitals(time.monotonic()))
+
+    def ready(self, is_ready: bool, detail: str = "") -> None:
+        """Tell supervisors and probes whether this process serves, and if not, why."""
+        self.vitals.report(Readiness(ready=is_ready, detail=detail))
+
+    def now_s(self) -> float:
+        """Monotonic time."""
+        return self.clock()
+
+    def beat_sent_s(self, count: int) -> float | None:
+        """When this process's own beat `count` left; None if unknown.
+
+        An observer that gets its own beat back asks this: the bus carries its word only while that
+        is recent (`now_s() - beat_sent_s(count) < 0.3`).
+        """
+        return self.vitals.beat_sent_s(count)

@@ -1,0 +1,137 @@
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import nats
+import pytest
+
+from diptych_bus.server import NatsServer
+from diptych_chassis.beats import BeatThread
+from diptych_chassis.vitals import Readiness, Vitals
+from diptych_contracts.fleet import Beat
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.wire import decode
+
+ME = Incarnation("gateway-1")
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+class Heard:
+    """Beats as another process hears them."""
+
+    def __init__(self) -> None:
+        self.beats: list[tuple[float, Beat]] = []
+
+    async def hear(self, message: nats.aio.msg.Msg) -> None:
+        self.beats.append((time.monotonic(), decode(message.data, Beat)))
+
+    async def until(self, is_so: Callable[[Beat], bool]) -> Beat:
+        await eventually(lambda: any(is_so(beat) for _, beat in self.beats))
+        return next(beat for _, beat in self.beats if is_so(beat))
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110 - another thread makes it so
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def heard(server: NatsServer) -> AsyncIterator[Heard]:
+    heard = Heard()
+    client = await nats.connect(server.url, reconnect_time_wait=0.05, error_cb=_quiet)
+    await client.subscribe("beat.*", cb=heard.hear)
+    await client.flush()
+    yield heard
+    await client.close()
+
+
+async def _quiet(_: Exception) -> None:
+    pass
+
+
+def beating(url: str) -> tuple[BeatThread, Vitals]:
+    vitals = Vitals(time.monotonic())
+    return BeatThread(ME, "gateway", url=url, vitals=vitals), vitals
+
+
+async def test_beats_go_on_while_the_main_loop_is_busy(server: NatsServer, heard: Heard) -> None:
+    thread, _ = beating(server.url)
+    thread.start()
+    try:
+        await heard.until(lambda beat: beat.count == 1)
+        time.sleep(0.6)  # noqa: ASYNC251 - the point: this loop is blocked
+        last = await heard.until(lambda beat: beat.count >= 6)
+    finally:
+        thread.stop()
+    assert (last.member, last.service, last.pid) == (ME, "gateway", os.getpid())
+
+
+async def test_beats_carry_readiness_and_are_noted(server: NatsServer, heard: Heard) -> None:
+    thread, vitals = beating(server.url)
+    thread.start()
+    try:
+        first = await heard.until(lambda beat: True)
+        assert (first.ready, first.detail) == (False, "starting")
+        vitals.report(Readiness(ready=True))
+        ready = await heard.until(lambda beat: beat.ready)
+    finally:
+        thread.stop()
+    sent_s = vitals.beat_sent_s(ready.count)
+    assert sent_s is not None
+    assert 0 <= time.monotonic() - sent_s < 5
+
+
+async def test_beats_come_back_with_the_server_and_none_are_late(
+    server: NatsServer, heard: Heard
+) -> None:
+    thread, vitals = beating(server.url)
+    thread.start()
+    try:
+        await heard.until(lambda beat: True)
+        await server.kill()
+        await asyncio.sleep(0.3)
+        heard.beats.clear()
+        await server.start()
+        await heard.until(lambda beat: True)
+        await asyncio.sleep(0.3)
+    finally:
+        thread.stop()
+    for at_s, beat in heard.beats:
+        sent_s = vitals.beat_sent_s(beat.count)
+        assert sent_s is not None
+        assert at_s - sent_s < 0.3
+
+
+async def test_it_waits_for_a_server_that_comes_later(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats")
+    await server.start()
+    await server.stop()
+    thread, vitals = beating(server.url)
+    thread.start()
+    try:
+        await server.start()
+        await eventually(lambda: vitals.beat_sent_s(1) is not None)
+    finally:
+        thread.stop()
+        await server.stop()
+
+
+def test_stopping_does_not_need_a_server() -> None:
+    thread, _ = beating("nats://127.0.0.1:9")
+    thread.start()
+    began_s = time.monotonic()
+    thread.stop()
+    assert time.monotonic() - began_s < 2
+
+
+def test_stopping_what_never_started_is_fine() -> None:
+    thread, _ = beating("nats://127.0.0.1:9")
+    thread.stop()

@@ -1,0 +1,63 @@
+"""Hearing from the stack's own bus who serves."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from diptych_contracts import subjects
+from diptych_contracts.errors import Permanent
+from diptych_contracts.fleet import Beat
+from diptych_contracts.wire import decode
+
+_PAUSE_S = 0.05
+
+
+async def listen(
+    url: str, *, on_server: Callable[[], None], on_beat: Callable[[Beat], None]
+) -> None:
+    """Tell of the server whenever it is there (again), and of every beat, until cancelled."""
+    client = await _connected(url, on_server)
+    try:
+        await client.subscribe(subjects.BEATS, cb=lambda message: _heard(message, on_beat))
+        on_server()
+        await asyncio.Event().wait()
+    finally:
+        await client.close()
+
+
+async def _connected(url: str, on_server: Callable[[], None]) -> Client:
+    async def back() -> None:
+        on_server()
+
+    options: dict[str, Any] = {
+        "connect_timeout": 1,
+        "reconnect_time_wait": 0.1,
+        "max_reconnect_attempts": -1,
+        "ping_interval": 1,
+        "max_outstanding_pings": 2,
+        "error_cb": _quiet,
+        "reconnected_cb": back,
+    }
+    while True:
+        try:
+            client = await nats.connect(url, name="diptych-up", **options)
+            await client.jetstream(timeout=1).account_info()
+            return client
+        except (TimeoutError, OSError, NatsError):
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _heard(message: Msg, on_beat: Callable[[Beat], None]) -> None:
+    try:
+        on_beat(decode(message.data, Beat))
+    except Permanent:
+        return  # a stranger's message: not ours to judge
+
+
+async def _quiet(_: Exception) -> None:
+    """That the server is away is told by its exit."""

@@ -1,0 +1,49 @@
+"""What the user reads once the stack serves: where, and commands that work as they stand."""
+
+import json
+import shlex
+
+from diptych_cli import stack
+
+_QUESTION = "What is the capital of France?"
+
+
+def text(plan: stack.Plan, took_s: float) -> str:
+    """The address, a request to paste, and how to stop."""
+    return "\n".join(
+        (
+            "",
+            f"Diptych serves {plan.model} at {plan.base_url} (ready in {took_s:.1f} s). Try:",
+            "",
+            f"  {curl(plan)}",
+            "",
+            "Another decode worker, in another terminal (kill one: the answer goes on):",
+            "",
+            f"  {another_worker(plan)}",
+            "",
+            "Stop with Ctrl-C.",
+            "",
+        )
+    )
+
+
+def curl(plan: stack.Plan) -> str:
+    """A streamed question."""
+    body = {
+        "model": plan.model,
+        "stream": True,
+        "messages": [{"role": "user", "content": _QUESTION}],
+    }
+    return (
+        f"curl -N {shlex.quote(plan.base_url + '/chat/completions')} "
+        f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    )
+
+
+def another_worker(plan: stack.Plan) -> str:
+    """How to start a worker that joins this stack."""
+    service = "decode-worker"
+    environment = stack.variables("all", {"NATS_URL": plan.nats_url, "LOG_FORMAT": "text"})
+    environment |= stack.variables(service, stack.worker_settings(plan))
+    settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    return f"{settings} {shlex.quote(stack.python())} -m {stack.package(service)}"

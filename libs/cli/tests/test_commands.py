@@ -1,0 +1,105 @@
+import builtins
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diptych_cli import commands, up
+from diptych_cli.failing import CliError, need
+
+
+def ask(*arguments: str) -> int:
+    try:
+        return commands.main(arguments)
+    except SystemExit as err:
+        return int(err.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "teaches"),
+    [
+        ((), ["diptych up ", "diptych doctor", "diptych models list"]),
+        (("--help",), ["diptych up ", "diptych doctor", "diptych models list"]),
+        (("up", "--help"), ["diptych up --port 9000 --decode 2", "Ctrl-C", "--threads"]),
+        (("models", "--help"), ["diptych models pull smollm2-135m", "OWNER/REPO:FILE.gguf"]),
+        (("models",), ["diptych models pull smollm2-135m"]),
+        (("doctor", "--help"), ["Exit code 1 if something is missing"]),
+    ],
+)
+def test_help_teaches_by_example(
+    arguments: tuple[str, ...], teaches: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(*arguments) == 0
+    text = capsys.readouterr().out
+    for example in teaches:
+        assert example in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("up", "--port", "0"), "expected a port from 1 to 65535, got '0'"),
+        (("up", "--port", "http"), "expected a port from 1 to 65535, got 'http'"),
+        (("up", "--decode", "0"), "expected 1 or more, got '0'"),
+        (("fly",), "invalid choice: 'fly'"),
+    ],
+)
+def test_a_wrong_argument_is_told(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(*arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_help_needs_no_extra() -> None:
+    script = "import sys; import diptych_cli.commands; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert not loaded & {"nats", "structlog", "opentelemetry", "rich", "numpy", "uvloop"}
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_nats(name: str, *rest: Any) -> Any:
+        if name == "nats":
+            raise ModuleNotFoundError("No module named 'nats'", name="nats")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_nats)
+    monkeypatch.delitem(sys.modules, "diptych_cli.readiness", raising=False)
+    with pytest.raises(CliError) as caught:
+        need("diptych_cli.readiness")
+    assert str(caught.value) == "nats is not installed; try: pip install 'diptych[embedded]'"
+
+
+def test_a_port_in_use_is_one_clear_line_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert ask("up", "--port", str(port), "--dir", str(tmp_path / "store")) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"diptych: cannot listen on 127.0.0.1:{port}: Address already in use")
+    assert f"make up PORT={port + 1}" in line
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_free_port_is_fine() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+    up.require_free("127.0.0.1", port)
+
+
+def test_an_address_of_somebody_else_is_told() -> None:
+    with pytest.raises(CliError, match=r"cannot listen on 192\.0\.2\.1:8080"):
+        up.require_free("192.0.2.1", 8080)

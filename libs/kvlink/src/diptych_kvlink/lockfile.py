@@ -1,0 +1,98 @@
+"""Files that show whether the process that made them still runs.
+
+Each is locked (flock) by its owner for as long as it lives; the kernel drops the lock at death,
+however it comes. So an unlocked file is a leftover, and a locked one belongs to a process that is
+alive, if only frozen. Nothing is ever deleted while locked.
+"""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from diptych_contracts.errors import Permanent
+
+SHM_DIRECTORY = Path("/dev/shm")
+"""Memory that processes of one host share by path."""
+PREFIX = "diptych-"
+_ATTEMPTS = 20
+
+
+def create_locked(path: Path) -> int:
+    """Create `path` (0600, must not exist) and lock it; gives the file descriptor.
+
+    Raises:
+        Permanent: the file cannot be made; the message says why.
+    """
+    for _ in range(_ATTEMPTS):
+        fd = _create(path)
+        # Between creation and lock the file looks like a leftover: a sweeper may take it.
+        if _try_lock(fd) and _is_at(fd, path):
+            return fd
+        os.close(fd)
+        path.unlink(missing_ok=True)
+    raise Permanent(f"cannot lock {path}: something keeps taking it")
+
+
+def is_abandoned(fd: int) -> bool:
+    """Whether nobody holds the lock of the open file `fd`."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def sweep_leftovers(directory: Path = SHM_DIRECTORY) -> list[str]:
+    """Delete our user's files whose owner is dead; gives their names.
+
+    Workers call it at their start; a supervisor may call it after its children have ended.
+    """
+    return [path.name for path in sorted(directory.glob(f"{PREFIX}*")) if _sweep(path)]
+
+
+def boot_id() -> str:
+    """An id of this machine since its last start: memory is shared no further."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return os.uname().nodename
+
+
+def _create(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        raise Permanent(f"cannot create {path}: {err.strerror}") from err
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+        if not (ours and _try_lock(fd) and _is_at(fd, path)):
+            return False
+        path.unlink()
+        return True
+    finally:
+        os.close(fd)

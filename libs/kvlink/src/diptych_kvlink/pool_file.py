@@ -1,0 +1,144 @@
+"""The file behind a shared-memory pool: its shape, making it, and mapping someone else's.
+
+    offset 0     magic, number of slots, bytes per slot
+    offset 64    the gates, one 64-bit generation per slot: the only one a writer may write under
+    then         the marks, likewise: the generation a writer has the slot open under
+    then         the slots, each starting on a page
+
+0 is no generation. Only the reader writes gates, only a writer writes marks. A writer marks a slot
+*before* it looks at the gate, and the reader closes the gate before it looks at the mark (a while
+later): so either the writer sees the closed gate, or the reader sees the mark.
+
+A plain file and mmap rather than `multiprocessing.shared_memory`, whose resource tracker deletes
+the segment when the *attaching* process ends.
+"""
+
+import mmap
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from diptych_contracts.errors import Incompatible, Permanent
+from diptych_contracts.transfers import LinkEndpoint
+from diptych_kvlink.lockfile import PREFIX, boot_id
+
+MAGIC = b"DPTYKV01"
+_HEAD = struct.Struct("<8sQQ")
+_GATES_AT = 64
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """How many slots of how many bytes."""
+
+    slots: int
+    slot_bytes: int
+
+    @property
+    def stride_bytes(self) -> int:
+        """From one slot's start to the next."""
+        return _whole_pages(self.slot_bytes)
+
+    @property
+    def slots_at(self) -> int:
+        """Where the first slot starts."""
+        return _whole_pages(_GATES_AT + 2 * _WORD_BYTES * self.slots)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the file."""
+        return self.slots_at + self.slots * self.stride_bytes
+
+
+class PoolMap:
+    """A mapped pool: its gates, its marks and its slots."""
+
+    def __init__(self, fd: int, shape: PoolShape) -> None:
+        # Page faults would cost the first transfers 10 times their copy: take them all now.
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        self._map = mmap.mmap(fd, shape.total_bytes, flags=flags)
+        self._bytes = memoryview(self._map)
+        marks_at = _GATES_AT + _WORD_BYTES * shape.slots
+        self.gates = self._bytes[_GATES_AT:marks_at].cast("Q")
+        self.marks = self._bytes[marks_at : marks_at + _WORD_BYTES * shape.slots].cast("Q")
+        self.shape = shape
+
+    def slot(self, slot: int, n_bytes: int) -> memoryview:
+        """The first `n_bytes` of a slot."""
+        start = self.shape.slots_at + slot * self.shape.stride_bytes
+        return self._bytes[start : start + n_bytes]
+
+    def close(self) -> None:
+        """Unmap; if views are in use, that happens when the last one is dropped."""
+        self.gates.release()
+        self.marks.release()
+        self._bytes.release()
+        try:
+            self._map.close()
+        except BufferError:
+            del self._map
+
+
+def make_pool(fd: int, path: Path, shape: PoolShape) -> PoolMap:
+    """Give the new file `fd` its size and head, and map it.
+
+    Raises:
+        Permanent: there is not enough shared memory. (Without this a write would die of SIGBUS.)
+    """
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, shape.total_bytes)
+        else:
+            os.ftruncate(fd, shape.total_bytes)
+        os.pwrite(fd, _HEAD.pack(MAGIC, shape.slots, shape.slot_bytes), 0)
+        return PoolMap(fd, shape)
+    except OSError as err:
+        raise Permanent(
+            f"cannot get {shape.total_bytes / 1e6:.0f} MB for {shape.slots} transfer slots in "
+            f"{path.parent}: {err.strerror}; lower the number of slots or enlarge it"
+        ) from err
+
+
+def map_pool(endpoint: LinkEndpoint, directory: Path) -> PoolMap:
+    """Map the pool of another process.
+
+    Raises:
+        Incompatible: it is not on this host, not there, or not what `endpoint` says.
+    """
+    if endpoint.host != boot_id():
+        raise Incompatible(f"shm reaches one host only: this is {boot_id()}, not {endpoint.host}")
+    path = Path(endpoint.address)
+    if path.parent != directory or not path.name.startswith(PREFIX):
+        raise Incompatible(f"expected a pool in {directory} named {PREFIX}…, got {path}")
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as err:
+        raise Incompatible(f"cannot open the pool {path}: {err.strerror}") from err
+    try:
+        shape = PoolShape(slots=endpoint.slots, slot_bytes=endpoint.slot_bytes)
+        _check_file(fd, path, shape)
+        return PoolMap(fd, shape)
+    finally:
+        os.close(fd)
+
+
+def _check_file(fd: int, path: Path, shape: PoolShape) -> None:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise Incompatible(f"{path} is not a file")
+    if found.st_uid != os.geteuid():
+        raise Incompatible(f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}")
+    if found.st_size != shape.total_bytes:
+        raise Incompatible(f"{path}: expected {shape.total_bytes} bytes, got {found.st_size}")
+    head = os.pread(fd, _HEAD.size, 0)
+    if head != _HEAD.pack(MAGIC, shape.slots, shape.slot_bytes):
+        raise Incompatible(
+            f"{path} is not a pool of {shape.slots} slots of {shape.slot_bytes} bytes"
+        )
+
+
+def _whole_pages(n_bytes: int) -> int:
+    return -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

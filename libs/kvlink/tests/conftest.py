@@ -1,0 +1,146 @@
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.ids import Incarnation, RequestId, transfer_id
+from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation
+from diptych_contracts.journal import Report
+from diptych_contracts.sampling import Sampling, Stopping
+from diptych_contracts.transfers import Reserve, Ticket
+from diptych_kvlink.incoming import IncomingTransfers
+from diptych_kvlink.presence import Presence
+from diptych_kvlink.shm import ShmWriter
+
+BLOCK_TOKENS = 4
+SLOT_BYTES = 6000
+LAYOUT = KvLayout(
+    layout_id="test-v1",
+    engine_build="test-1",
+    block_tokens=BLOCK_TOKENS,
+    slot_bytes=SLOT_BYTES,
+    dtype="f16",
+)
+FINGERPRINT = Fingerprint(base="base-1", weights="Q4_1")
+WRITER = Incarnation("prefill-worker-a1")
+
+
+def generation(request: str, attempt: int = 1, budget_ms: int = 60_000) -> Generation:
+    return Generation(
+        request_id=RequestId(request),
+        attempt=attempt,
+        gateway=Incarnation("gateway-1"),
+        model="m",
+        tenant="default",
+        prompt_ids=(1, 2, 3),
+        sampling=Sampling(),
+        stopping=Stopping(max_tokens=8),
+        budget_ms=budget_ms,
+    )
+
+
+@dataclass
+class Reader:
+    """A decode worker's transfers, and a writer that needs no thread."""
+
+    incoming: IncomingTransfers
+    directory: Path
+    links: list[ShmWriter] = field(default_factory=list)
+
+    def request(self, request: str = "r1", **changes: object) -> Reserve:
+        attempt = changes.pop("attempt", 1)
+        budget_ms = changes.pop("budget_ms", 60_000)
+        fields: dict[str, object] = {
+            "transfer_id": transfer_id(RequestId(request), attempt),
+            "generation": generation(request, attempt, budget_ms),
+            "prefill_worker": WRITER,
+            "link": "shm",
+            "layout": LAYOUT,
+            "fingerprint": FINGERPRINT,
+        }
+        return Reserve(**(fields | changes))
+
+    def reserve(
+        self, request: str = "r1", *, tokens: int = 10, now_s: float = 0.0, **changes: object
+    ) -> Ticket:
+        return self.incoming.reserve(self.request(request, **changes), tokens=tokens, now_s=now_s)
+
+    def link(self) -> ShmWriter:
+        self.links.append(ShmWriter(self.incoming.endpoints[0], self.directory))
+        return self.links[-1]
+
+    def write(self, ticket: Ticket, *, tokens: int = 10) -> tuple[BlockDigest, ...]:
+        link = self.link()
+        digests = []
+        for index, ref in enumerate(ticket.slots):
+            left = tokens - index * BLOCK_TOKENS
+            n_bytes = SLOT_BYTES if left >= BLOCK_TOKENS else 1500 * left
+            data = block_bytes(ticket, index, n_bytes)
+            link.buffer(ref)[:n_bytes] = data
+            link.send(ref, n_bytes)
+            checksum = xxhash.xxh3_64_intdigest(data)
+            digests.append(BlockDigest(index=index, n_bytes=n_bytes, checksum=checksum))
+        return tuple(digests)
+
+    def job(self, ticket: Ticket, blocks: tuple[BlockDigest, ...], **changes: object) -> DecodeJob:
+        request, _, attempt = ticket.transfer_id.rpartition(".")
+        fields: dict[str, object] = {
+            "generation": generation(request, int(attempt)),
+            "prefill_worker": WRITER,
+            "transfer_id": ticket.transfer_id,
+            "first_ids": (7,),
+            "blocks": blocks,
+            "report": Report(),
+        }
+        return DecodeJob(**(fields | changes))
+
+
+def block_bytes(ticket: Ticket, index: int, n_bytes: int) -> bytes:
+    stem = f"{ticket.transfer_id}/{index};".encode()
+    return (stem * (n_bytes // len(stem) + 1))[:n_bytes]
+
+
+@pytest.fixture
+def make_reader(tmp_path: Path) -> Iterator[Callable[..., Reader]]:
+    readers: list[Reader] = []
+
+    def make(*, slots: int = 8, lease_s: float = 10.0) -> Reader:
+        incoming = IncomingTransfers(
+            LAYOUT,
+            slots=slots,
+            lease_s=lease_s,
+            name=f"decode-worker-{len(readers)}",
+            directory=tmp_path,
+            fingerprint=FINGERPRINT,
+        )
+        readers.append(Reader(incoming, tmp_path))
+        return readers[-1]
+
+    yield make
+    for reader in readers:
+        reader.incoming.check()
+        for link in reader.links:
+            link.close()
+        reader.incoming.close()
+
+
+@pytest.fixture
+def reader(make_reader: Callable[..., Reader]) -> Reader:
+    return make_reader()
+
+
+@pytest.fixture
+def writer_presence(tmp_path: Path) -> Iterator[Presence]:
+    presence = Presence(WRITER, tmp_path)
+    yield presence
+    presence.close()
+
+
+@pytest.fixture
+def link_thread() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        yield thread

@@ -1,0 +1,158 @@
+"""A real writer process and a real reader, over shared memory."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.jobs import BlockDigest
+from diptych_contracts.transfers import Ticket
+from diptych_contracts.wire import encode
+from diptych_kvlink.lockfile import sweep_leftovers
+
+WRITER = Incarnation("prefill-worker-a1")
+
+WRITER_PROGRAM = textwrap.dedent(
+    """
+    import asyncio, json, pathlib, sys, time
+    from diptych_contracts.transfers import Ticket
+    from diptych_contracts.wire import decode
+    from diptych_kvlink.writer_links import WriterLinks
+
+    links = WriterLinks(sys.argv[1], directory=pathlib.Path(sys.argv[2]))
+    print("ready", flush=True)
+
+    async def serve(hexed):
+        transfer = links.transfer(decode(bytes.fromhex(hexed), Ticket), sent_s=time.monotonic())
+        for index in range(transfer.blocks):
+            data = bytes([index + 1]) * 6000
+            transfer.buffer(index)[:] = data
+            transfer.written(index, len(data))
+        digests = await transfer.digests(5.0)
+        transfer.close()
+        return [[d.index, d.n_bytes, d.checksum] for d in digests]
+
+    for line in sys.stdin:
+        if line.startswith("hold "):
+            ticket = decode(bytes.fromhex(line[5:]), Ticket)
+            held = links.transfer(ticket, sent_s=time.monotonic())
+            print(len(held.buffer(0)), flush=True)
+        else:
+            print(json.dumps(asyncio.run(serve(line))), flush=True)
+    links.close()
+    """
+)
+
+POOL_PROGRAM = textwrap.dedent(
+    """
+    import pathlib, sys, time
+    from diptych_kvlink.pool_file import PoolShape
+    from diptych_kvlink.shm import ShmPool
+
+    ShmPool("decode-worker-doomed", PoolShape(2, 6000), pathlib.Path(sys.argv[1]))
+    print("ready", flush=True)
+    time.sleep(60)
+    """
+)
+
+
+def start(program: str, *arguments: object) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    return child
+
+
+def stop(child: subprocess.Popen[str]) -> None:
+    with child:
+        child.kill()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    child = start(WRITER_PROGRAM, WRITER, tmp_path)
+    yield child
+    stop(child)
+
+
+def ask(writer: subprocess.Popen[str], line: str) -> Any:
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    writer.stdin.write(line + "\n")
+    writer.stdin.flush()
+    return json.loads(writer.stdout.readline())
+
+
+def send(writer: subprocess.Popen[str], ticket: Ticket) -> tuple[BlockDigest, ...]:
+    return tuple(
+        BlockDigest(index=index, n_bytes=n_bytes, checksum=checksum)
+        for index, n_bytes, checksum in ask(writer, encode(ticket).hex())
+    )
+
+
+def test_blocks_cross_from_one_process_to_another(
+    reader: Any, writer: subprocess.Popen[str]
+) -> None:
+    for request in ("r1", "r2", "r3", "r4"):
+        ticket = reader.reserve(request, tokens=12)
+
+        job = reader.job(ticket, send(writer, ticket))
+
+        blocks = reader.incoming.claim(job, tokens=12, now_s=1.0)
+        assert [bytes(block.data) for block in blocks] == [bytes([i]) * 6000 for i in (1, 2, 3)]
+        reader.incoming.release(ticket.transfer_id)
+    assert reader.incoming.slots_used == 0
+
+
+def test_a_frozen_writer_keeps_its_slots_in_quarantine_and_a_killed_one_does_not(
+    reader: Any, writer: subprocess.Popen[str]
+) -> None:
+    ticket = reader.reserve("r1", tokens=12)
+    assert ask(writer, "hold " + encode(ticket).hex()) == 6000
+    os.kill(writer.pid, signal.SIGSTOP)
+
+    reader.incoming.writer_lost(WRITER)
+    for now_s in (1.0, 2.0, 3.0):
+        reader.incoming.sweep(now_s)
+    assert reader.incoming.slots_quarantined == 3
+
+    writer.kill()
+    writer.wait(timeout=10)
+    reader.incoming.sweep(4.0)
+    assert reader.incoming.slots_used == 0
+
+
+def test_a_writer_that_leaves_properly_is_seen_to_be_gone(
+    reader: Any, writer: subprocess.Popen[str]
+) -> None:
+    ticket = reader.reserve("r1", tokens=12)
+    assert writer.stdin is not None
+
+    writer.stdin.close()
+    writer.wait(timeout=10)
+
+    assert reader.incoming.sweep(1.0) == [ticket.transfer_id]
+    assert reader.incoming.slots_used == 0
+
+
+def test_what_a_killed_worker_leaves_is_swept(tmp_path: Path) -> None:
+    child = start(POOL_PROGRAM, tmp_path)
+    assert sweep_leftovers(tmp_path) == []
+
+    stop(child)
+
+    assert sweep_leftovers(tmp_path) == ["diptych-kv-decode-worker-doomed"]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,163 @@
+"""Prometheus metrics: a family per room, made when its process first asks for it.
+
+So a scheduler's `/metrics` holds no gateway families that stay zero for ever. Labels hold small
+closed sets only (mode, link, outcome, model), never a request id. Names end in their unit.
+"""
+
+from functools import cache
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+REGISTRY: Final = CollectorRegistry()
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+
+ProcessCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY)
+
+# OpenTelemetry's buckets for generative-AI servers: comparable across products.
+DURATION_BUCKETS_S: Final = tuple(0.01 * 2**n for n in range(14))
+FIRST_TOKEN_BUCKETS_S: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+PER_TOKEN_BUCKETS_S: Final = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3),
+    *(0.4, 0.5, 0.75, 1.0, 2.5),
+)
+
+
+def render() -> bytes:
+    """Everything this process measures, in Prometheus's text format."""
+    return generate_latest(REGISTRY)
+
+
+def counter(name: str, text: str, *labels: str) -> Counter:
+    """A counter of ours; `name` without the prefix `diptych_`."""
+    return Counter(f"diptych_{name}", text, labels, registry=REGISTRY)
+
+
+def gauge(name: str, text: str, *labels: str) -> Gauge:
+    """A gauge of ours; `name` without the prefix `diptych_`."""
+    return Gauge(f"diptych_{name}", text, labels, registry=REGISTRY)
+
+
+def histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Histogram:
+    """A histogram of ours; `name` without the prefix `diptych_`."""
+    return Histogram(f"diptych_{name}", text, labels, registry=REGISTRY, buckets=buckets)
+
+
+class ProcessMetrics:
+    """What every process knows of itself."""
+
+    def __init__(self) -> None:
+        self.ready = gauge("ready", "1 while the process serves.")
+        self.bus_connected = gauge("bus_connected", "1 while the bus is there.")
+        self.beats = counter("beats_total", "Signs of life sent.")
+
+
+class GatewayMetrics:
+    """What clients experience."""
+
+    def __init__(self) -> None:
+        self.requests = counter(
+            "gateway_requests_total", "HTTP requests answered.", "endpoint", "status"
+        )
+        self.ended = counter(
+            "gateway_ended_total", "Generations ended, by reason.", "model", "reason"
+        )
+        self.open_streams = gauge("gateway_open_streams", "Generations being delivered.")
+        self.duration = histogram(
+            "gateway_request_duration_seconds",
+            "From the request's arrival to its last byte.",
+            "model",
+            buckets=DURATION_BUCKETS_S,
+        )
+        self.first_token = histogram(
+            "gateway_time_to_first_token_seconds",
+            "From the request's arrival to its first token.",
+            "model",
+            buckets=FIRST_TOKEN_BUCKETS_S,
+        )
+        self.inter_token = histogram(
+            "gateway_inter_token_latency_seconds",
+            "Between two tokens of one answer.",
+            "model",
+            buckets=PER_TOKEN_BUCKETS_S,
+        )
+
+
+class SchedulerMetrics:
+    """What the scheduler holds and decides."""
+
+    def __init__(self) -> None:
+        self.queued = gauge("scheduler_queued_requests", "Requests waiting for a worker.")
+        self.owned = gauge("scheduler_owned_requests", "Open requests this replica answers for.")
+        self.routed = counter("scheduler_routed_total", "Attempts sent to workers.", "mode")
+        self.refused = counter("scheduler_refused_total", "Jobs refused by workers.", "reason")
+        self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
+        self.adoptions = counter("scheduler_adoptions_total", "Records taken over.")
+        self.workers = gauge("scheduler_workers", "Workers believed alive.", "role")
+        self.route_duration = histogram(
+            "scheduler_route_duration_seconds",
+            "From taking a request on to a worker's acceptance.",
+            buckets=FIRST_TOKEN_BUCKETS_S,
+        )
+
+
+class TransferMetrics:
+    """KV on its way between workers."""
+
+    def __init__(self) -> None:
+        self.bytes = counter("kv_transfer_bytes_total", "KV bytes written.", "link")
+        self.outcomes = counter("kv_transfers_total", "Transfers ended.", "link", "outcome")
+        self.slots_used = gauge("kv_transfer_slots_used", "Block slots held by tickets.")
+        self.duration = histogram(
+            "kv_transfer_duration_seconds",
+            "From the first block written to the last one verified.",
+            "link",
+            buckets=FIRST_TOKEN_BUCKETS_S,
+        )
+
+
+class PowerMetrics:
+    """Watts and joules, and where they were read."""
+
+    def __init__(self) -> None:
+        self.power = gauge("device_power_watts", "Power drawn now.", "device", "source")
+        self.cap = gauge("device_power_cap_watts", "Power set-point in force.", "device")
+        self.energy = counter("device_energy_joules_total", "Energy used.", "device", "source")
+        self.set_points = counter("power_set_points_total", "Set-points sent.")
+
+
+@cache
+def process() -> ProcessMetrics:
+    """The families of this process itself."""
+    return ProcessMetrics()
+
+
+@cache
+def gateway() -> GatewayMetrics:
+    """The gateway's families."""
+    return GatewayMetrics()
+
+
+@cache
+def scheduler() -> SchedulerMetrics:
+    """The scheduler's families."""
+    return SchedulerMetrics()
+
+
+@cache
+def transfers() -> TransferMetrics:
+    """The KV link's families."""
+    return TransferMetrics()
+
+
+@cache
+def power() -> PowerMetrics:
+    """The families of devices."""
+    return PowerMetrics()

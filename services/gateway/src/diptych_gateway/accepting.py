@@ -1,0 +1,146 @@
+"""From a checked call to a stored request: tokens, limits, and JetStream's word that it has it."""
+
+import asyncio
+import time
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from random import Random
+
+import msgspec
+
+from diptych_bus.port import Bus
+from diptych_contracts import subjects
+from diptych_contracts.errors import BusAway, ContextOverflow, InvalidRequest, Transient
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.requests import Deadlines, Request
+from diptych_contracts.sampling import Stopping
+from diptych_gateway.checking import ChatCall
+from diptych_gateway.models import Models, ServedModel
+from diptych_telemetry import logger
+from diptych_text.codec import TextCodec
+
+LONG_TEXT_CHARS = 4_000
+"""Beyond this, about 2 ms of tokenizing, the work leaves the event loop."""
+_SEED_BITS = 63
+_PAUSE_S = 0.05
+_ATTEMPT_S = 0.5
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose request it is, for the parts a call does not say."""
+
+    gateway: Incarnation
+    deadlines: Deadlines
+
+
+class Acceptance:
+    """Makes requests out of calls and stores them.
+
+    Args:
+        bus: Where they are stored.
+        models: Which there are, and how they write.
+        executor: Of one thread, for long texts.
+        rng: Draws seeds.
+    """
+
+    def __init__(self, bus: Bus, models: Models, *, executor: Executor, rng: Random) -> None:
+        self._bus = bus
+        self._models = models
+        self._executor = executor
+        self._rng = rng
+
+    async def request(
+        self, call: ChatCall, request_id: RequestId, *, identity: Identity
+    ) -> tuple[Request, ServedModel]:
+        """The request that `call` describes, not stored yet.
+
+        Raises:
+            UnknownModel, Transient: see `Models.get`.
+            InvalidRequest: the chat template refuses the messages, or makes nothing of them.
+            ContextOverflow: prompt and answer do not fit.
+        """
+        served = self._models.get(call.model)
+        prompt_ids = await self._tokenize(call, served)
+        if not prompt_ids:
+            raise InvalidRequest("the messages hold no text at all", param="messages")
+        sampling = call.sampling
+        if not call.seeded:
+            sampling = msgspec.structs.replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
+        request = Request(
+            request_id=request_id,
+            gateway=identity.gateway,
+            model=call.model,
+            priority_class=call.priority_class,
+            prompt_ids=tuple(prompt_ids),
+            sampling=sampling,
+            stopping=Stopping(
+                max_tokens=room(call.max_tokens, len(prompt_ids), served.card.context_tokens),
+                stop=call.stop,
+                ignore_eos=call.ignore_eos,
+            ),
+            deadlines=identity.deadlines,
+            forced=call.forced,
+            created_unix_ms=time.time_ns() // 1_000_000,
+        )
+        return request, served
+
+    async def store(self, request: Request, *, timeout_s: float) -> None:
+        """Have JetStream's word that it holds `request`, asking again with the same id.
+
+        Raises:
+            BusAway: there was none in `timeout_s`. It may be stored nevertheless, now or later:
+                whoever gives it up must mark it as cancelled.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline_s = clock() + timeout_s
+        subject = subjects.request(request.priority_class, request.model)
+        while True:
+            left_s = deadline_s - clock()
+            try:
+                await self._bus.store(
+                    subject,
+                    request,
+                    msg_id=request.request_id,
+                    timeout_s=max(_PAUSE_S, min(left_s, _ATTEMPT_S)),
+                )
+            except Transient as err:
+                if deadline_s - clock() > _PAUSE_S:
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                log.warning("request_not_accepted", request_id=request.request_id, error=str(err))
+                raise BusAway(f"the request was not accepted within {timeout_s:g} s") from err
+            return
+
+    async def _tokenize(self, call: ChatCall, served: ServedModel) -> list[int]:
+        if call.text_chars < LONG_TEXT_CHARS:
+            return _encode(served.codec, call)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, _encode, served.far_codec, call)
+
+
+def _encode(codec: TextCodec, call: ChatCall) -> list[int]:
+    return codec.encode(codec.render(call.messages))
+
+
+def room(asked: int | None, prompt_tokens: int, context_tokens: int) -> int:
+    """How long the answer may be: as asked, or the rest of the context.
+
+    Raises:
+        ContextOverflow: says what was asked for and what there is.
+    """
+    left = context_tokens - prompt_tokens
+    if asked is None:
+        if left >= 1:
+            return left
+        wanted = f"the messages alone have {prompt_tokens}"
+    elif asked <= left:
+        return asked
+    else:
+        total = prompt_tokens + asked
+        wanted = f"{total} were asked for: {prompt_tokens} in the messages, {asked} to generate"
+    raise ContextOverflow(
+        f"this model's context holds {context_tokens} tokens, but {wanted}", param="messages"
+    )

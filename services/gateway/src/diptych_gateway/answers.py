@@ -1,0 +1,205 @@
+"""What a client is sent: `chat.completion`, its chunks, and their usage.
+
+A chunk with text is made once per token, so its JSON is cut once, around the text, into a head
+and a tail; all else is encoded whole.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from diptych_contracts.cards import ModelCard
+from diptych_contracts.ids import RequestId
+from diptych_contracts.journal import End, Report
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+_TEXT_MARK = b'"content":"\\u0000"'
+_encode = msgspec.json.Encoder().encode
+
+
+class Joules(msgspec.Struct):
+    prefill: float
+    decode: float
+    total: float
+
+
+class PathTaken(msgspec.Struct):
+    """The extension `usage.diptych`: how the answer came about."""
+
+    mode: str
+    prefill_worker: str
+    decode_worker: str
+    link: str
+    attempt: int
+    ttft_ms: float
+    prefill_wait_ms: float
+    prefill_ms: float
+    transfer_ms: float
+    transfer_bytes: int
+    decode_ms: float
+    joules: Joules
+    energy_source: str
+
+
+class Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    diptych: PathTaken
+
+
+class Delta(msgspec.Struct, omit_defaults=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    index: int = 0
+    delta: Delta
+    logprobs: None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class AnswerMessage(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    index: int = 0
+    message: AnswerMessage
+    logprobs: None = None
+    finish_reason: str
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What every object of one answer says."""
+
+    request_id: RequestId
+    created_unix_s: int
+    card: ModelCard
+
+    @property
+    def answer_id(self) -> str:
+        """The request's id as clients see it."""
+        return f"chatcmpl-{self.request_id}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes whenever the weights do."""
+        print_ = self.card.fingerprint
+        return f"fp_{print_.base[:12]}_{print_.weights}"
+
+
+def usage(*, prompt_tokens: int, tokens: int, end: End, ttft_s: float) -> Usage:
+    """What an answer took."""
+    report = end.report or Report(attempt=end.attempt)
+    joules = Joules(report.prefill_j, report.decode_j, report.prefill_j + report.decode_j)
+    path = PathTaken(
+        mode=report.mode,
+        prefill_worker=report.prefill_worker,
+        decode_worker=report.decode_worker,
+        link=report.link,
+        attempt=report.attempt,
+        ttft_ms=round(ttft_s * 1000, 3),
+        prefill_wait_ms=report.prefill_wait_ms,
+        prefill_ms=report.prefill_ms,
+        transfer_ms=report.transfer_ms,
+        transfer_bytes=report.transfer_bytes,
+        decode_ms=report.decode_ms,
+        joules=joules,
+        energy_source=report.energy_source,
+    )
+    return Usage(prompt_tokens, tokens, prompt_tokens + tokens, path)
+
+
+def completion(heading: Heading, *, text: str, finish_reason: str, used: Usage) -> bytes:
+    """A whole answer."""
+    choice = Choice(message=AnswerMessage(content=text), finish_reason=finish_reason)
+    return _encode(
+        Completion(
+            id=heading.answer_id,
+            created=heading.created_unix_s,
+            model=heading.card.model,
+            system_fingerprint=heading.fingerprint,
+            choices=[choice],
+            usage=used,
+        )
+    )
+
+
+class ChunkWriter:
+    """Server-sent events of one answer.
+
+    Each carries `id: <request id>:<index of the last token it includes>`, -1 before the first.
+    """
+
+    def __init__(self, heading: Heading, *, include_usage: bool) -> None:
+        self._heading = heading
+        self._include_usage = include_usage
+        self._id = f"id: {heading.request_id}:".encode()
+        whole = _encode(self._chunk(Delta(content="\0")))
+        head, _, tail = whole.partition(_TEXT_MARK)
+        self._head = b"\ndata: " + head + b'"content":'
+        self._tail = tail + b"\n\n"
+
+    def start(self) -> bytes:
+        """The first chunk: whose turn it is."""
+        return self._event(-1, self._chunk(Delta(role="assistant", content="")))
+
+    def text(self, index: int, text: str) -> bytes:
+        """Text that token `index` made showable."""
+        return b"%b%d%b%b%b" % (self._id, index, self._head, _encode(text), self._tail)
+
+    def finish(self, index: int, reason: str, used: Usage) -> bytes:
+        """The last chunk, the usage if it was asked for, and the end mark."""
+        last = self._event(index, self._chunk(Delta(), finish_reason=reason))
+        if not self._include_usage:
+            return last + DONE
+        chunk = self._chunk(Delta())
+        chunk.choices = []
+        chunk.usage = used
+        return last + self._event(index, chunk) + DONE
+
+    def error(self, body: bytes) -> bytes:
+        """An error after the first byte; the connection's end follows it."""
+        return b"data: " + body + b"\n\n"
+
+    def _chunk(self, delta: Delta, *, finish_reason: str | None = None) -> Chunk:
+        return Chunk(
+            id=self._heading.answer_id,
+            created=self._heading.created_unix_s,
+            model=self._heading.card.model,
+            system_fingerprint=self._heading.fingerprint,
+            choices=[ChunkChoice(delta=delta, finish_reason=finish_reason)],
+            usage=None if self._include_usage else UNSET,
+        )
+
+    def _event(self, index: int, chunk: Chunk) -> bytes:
+        return b"%b%d\ndata: %b\n\n" % (self._id, index, _encode(chunk))

@@ -1,0 +1,144 @@
+"""The body of `POST /v1/chat/completions`, as clients write it: types only.
+
+A field that is missing here is unknown and refused by name. Values are judged in `checking`.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from diptych_contracts.errors import InvalidRequest
+from diptych_contracts.requests import Mode
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ContentPart(msgspec.Struct):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    # What earlier answers carry when a client sends them back; harmless while empty.
+    refusal: Any = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+    reasoning_content: Any = None
+
+
+class DiptychOptions(msgspec.Struct, forbid_unknown_fields=True):
+    mode: Mode | None = None
+    link: str | None = None
+
+
+class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
+    model: str
+    messages: list[ChatMessage]
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # Beyond OpenAI's, as other servers name them.
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    diptych: DiptychOptions | None = None
+    # They do not change the answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
+    store: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    logit_bias: Any = None
+    response_format: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+_decoder = msgspec.json.Decoder(ChatBody)
+_AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
+_SHOWN_CHARS = 80
+
+
+def decode(data: bytes) -> ChatBody:
+    """`data` as a body.
+
+    Raises:
+        InvalidRequest: names the parameter, and says what was expected and seen.
+    """
+    if not data:
+        raise InvalidRequest("expected a JSON object, the body is empty", code="invalid_json")
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError as err:
+        raise _misfit(str(err)) from err
+    except (msgspec.DecodeError, UnicodeDecodeError) as err:
+        hint = _surrogate_hint(data)
+        raise InvalidRequest(f"expected JSON in UTF-8: {err}{hint}", code="invalid_json") from err
+    except RecursionError as err:
+        raise InvalidRequest("the JSON is nested too deeply", code="invalid_json") from err
+
+
+def _misfit(message: str) -> InvalidRequest:
+    found = _AT.match(message)
+    what, path = (found["what"], found["path"]) if found else (message, "")
+    if unknown := _UNKNOWN.match(what):
+        param = _join(path, unknown["name"][:_SHOWN_CHARS])
+        return InvalidRequest(f"unknown parameter '{param}'", param=param, code="unknown_parameter")
+    if missing := _MISSING.match(what):
+        param = _join(path, missing["name"])
+        return InvalidRequest(
+            f"'{param}' is required and was not given",
+            param=param,
+            code="missing_required_parameter",
+        )
+    where = f"'{path}': " if path else ""
+    text = what[:1].lower() + what[1:].replace("`", "").replace("array", "list")
+    return InvalidRequest(f"{where}{text}", param=path or None, code="invalid_type")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
+def _surrogate_hint(data: bytes) -> str:
+    if _ESCAPED_SURROGATE.search(data):
+        return " (is there a lone surrogate, half of a character, behind a \\u?)"
+    return ""

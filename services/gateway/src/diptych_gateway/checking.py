@@ -1,0 +1,276 @@
+"""From a body's types to a request's meaning: every value is judged here, none is ignored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diptych_contracts.errors import InvalidRequest
+from diptych_contracts.requests import Forced, PriorityClass
+from diptych_contracts.sampling import Sampling
+from diptych_gateway.bodies import ChatBody, ChatMessage, ContentPart, StreamOptions
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+_SEED_MIN, _SEED_MAX = -(2**63), 2**63 - 1
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TIERS = {
+    "auto": PriorityClass.INTERACTIVE,
+    "default": PriorityClass.INTERACTIVE,
+    "flex": PriorityClass.BATCH,
+}
+
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""What these parameters may say while they are not supported: nothing that changes an answer."""
+
+_EMPTY_IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
+    "refusal": (),
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "tool_calls": ([],),
+    "tool_call_id": (),
+    "reasoning_content": ("",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of numbers; `open_low` leaves its lower end out."""
+
+    low: float
+    high: float | None = None
+    open_low: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        low_ok = value > self.low if self.open_low else value >= self.low
+        return low_ok and (self.high is None or value <= self.high)
+
+    def __str__(self) -> str:
+        if self.high is None:
+            return f"at least {self.low:g}"
+        return f"{'more than' if self.open_low else 'from'} {self.low:g}, up to {self.high:g}"
+
+
+_SPANS = {
+    "temperature": Span(0, 2),
+    "top_p": Span(0, 1, open_low=True),
+    "top_k": Span(0, 2**31 - 1),
+    "min_p": Span(0, 1),
+    "presence_penalty": Span(-2, 2),
+    "frequency_penalty": Span(-2, 2),
+    "repetition_penalty": Span(0, 2, open_low=True),
+    "max_tokens": Span(1),
+    "max_completion_tokens": Span(1),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """What a client wants, judged."""
+
+    model: str
+    messages: list[dict[str, str]]
+    sampling: Sampling
+    seeded: bool
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    max_tokens: int | None
+    forced: Forced
+    priority_class: PriorityClass
+    stream: bool
+    include_usage: bool
+
+    @property
+    def text_chars(self) -> int:
+        """How much text there is to tokenize."""
+        return sum(len(message["content"]) for message in self.messages)
+
+
+def check(body: ChatBody) -> ChatCall:
+    """The call that `body` describes.
+
+    Raises:
+        InvalidRequest: names the parameter, and says what was expected and seen.
+    """
+    if not body.model:
+        raise InvalidRequest("expected a model's id, saw an empty string", param="model")
+    for name, span in _SPANS.items():
+        _in_span(name, getattr(body, name), span)
+    _harmless(body)
+    return ChatCall(
+        model=body.model,
+        messages=_messages(body.messages),
+        sampling=_sampling(body),
+        seeded=body.seed is not None,
+        stop=_stop(body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        max_tokens=_max_tokens(body),
+        forced=_forced(body),
+        priority_class=_tier(body.service_tier),
+        stream=bool(body.stream),
+        include_usage=_include_usage(body),
+    )
+
+
+def _in_span(name: str, value: float | None, span: Span) -> None:
+    if value is not None and value not in span:
+        raise InvalidRequest(f"'{name}': expected {span}, saw {_shown(value)}", param=name)
+
+
+def _harmless(body: ChatBody) -> None:
+    if body.n not in (None, 1):
+        raise _unsupported("n", body.n, (1,))
+    for name, allowed in HARMLESS.items():
+        _only(name, getattr(body, name), allowed)
+
+
+def _only(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if value is None or any(value == a and type(value) is type(a) for a in allowed):
+        return
+    raise _unsupported(name, value, allowed)
+
+
+def _unsupported(name: str, value: Any, allowed: tuple[Any, ...]) -> InvalidRequest:
+    options = " or ".join([*(repr(a) for a in allowed), "nothing"])
+    message = f"'{name}' is not supported: expected {options}, saw {_shown(value)}"
+    return InvalidRequest(message, param=name, code="unsupported_parameter")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
+    if not messages:
+        raise InvalidRequest("expected at least one message, saw none", param="messages")
+    return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _message(at: str, message: ChatMessage) -> dict[str, str]:
+    role = _ROLES.get(message.role)
+    if role is None:
+        expected = ", ".join(_ROLES)
+        raise InvalidRequest(
+            f"'{at}.role': expected one of {expected}, saw {_shown(message.role)}",
+            param=f"{at}.role",
+        )
+    for name, allowed in _EMPTY_IN_MESSAGES.items():
+        _only(f"{at}.{name}", getattr(message, name), allowed)
+    plain = {"role": role, "content": _content(f"{at}.content", message.content)}
+    return plain if message.name is None else {**plain, "name": message.name}
+
+
+def _content(at: str, content: str | list[ContentPart] | None) -> str:
+    if content is None:
+        raise InvalidRequest(f"'{at}': expected text, saw none", param=at)
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise InvalidRequest(f"'{at}': expected at least one part, saw none", param=at)
+    return "".join(_part(f"{at}[{i}]", part) for i, part in enumerate(content))
+
+
+def _part(at: str, part: ContentPart) -> str:
+    if part.type != "text":
+        raise InvalidRequest(
+            f"'{at}': expected a part of type 'text', saw {_shown(part.type)}: "
+            "this server reads text only",
+            param=at,
+            code="unsupported_content",
+        )
+    if part.text is None:
+        raise InvalidRequest(f"'{at}.text': expected text, saw none", param=f"{at}.text")
+    return part.text
+
+
+def _sampling(body: ChatBody) -> Sampling:
+    seed = body.seed
+    if seed is not None and not _SEED_MIN <= seed <= _SEED_MAX:
+        raise InvalidRequest(
+            f"'seed': expected a signed 64-bit integer, saw {_shown(seed)}", param="seed"
+        )
+    given: dict[str, Any] = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "min_p": body.min_p,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "repetition_penalty": body.repetition_penalty,
+        "seed": seed,
+    }
+    return Sampling(**{name: value for name, value in given.items() if value is not None})
+
+
+def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+    strings = [stop] if isinstance(stop, str) else stop or []
+    if len(strings) > MAX_STOPS:
+        raise InvalidRequest(
+            f"'stop': expected at most {MAX_STOPS} strings, saw {len(strings)}", param="stop"
+        )
+    if "" in strings:
+        raise InvalidRequest("'stop': expected text, saw an empty string", param="stop")
+    if (longest := max(map(len, strings), default=0)) > MAX_STOP_CHARS:
+        raise InvalidRequest(
+            f"'stop': expected at most {MAX_STOP_CHARS} characters each, saw {longest}",
+            param="stop",
+        )
+    return tuple(strings)
+
+
+def _max_tokens(body: ChatBody) -> int | None:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise InvalidRequest(
+            f"'max_tokens' and 'max_completion_tokens' say different things: {old} and {new}",
+            param="max_completion_tokens",
+        )
+    return new if new is not None else old
+
+
+def _forced(body: ChatBody) -> Forced:
+    options = body.diptych
+    if options is None:
+        return Forced()
+    if options.link not in (None, "shm"):
+        raise InvalidRequest(
+            f"'diptych.link': expected 'shm', saw {_shown(options.link)}", param="diptych.link"
+        )
+    return Forced(mode=options.mode, link="shm" if options.link else None)
+
+
+def _tier(tier: str | None) -> PriorityClass:
+    if tier is None:
+        return PriorityClass.INTERACTIVE
+    if tier not in _TIERS:
+        raise _unsupported("service_tier", tier, tuple(_TIERS))
+    return _TIERS[tier]
+
+
+def _include_usage(body: ChatBody) -> bool:
+    options: StreamOptions | None = body.stream_options
+    if options is None:
+        return False
+    if not body.stream:
+        raise InvalidRequest(
+            "'stream_options' is only allowed together with 'stream': true", param="stream_options"
+        )
+    return bool(options.include_usage)

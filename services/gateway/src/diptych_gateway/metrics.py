@@ -1,0 +1,41 @@
+"""The gateway's metrics with their labels bound once per model."""
+
+from functools import cache
+
+from prometheus_client import Counter
+
+from diptych_telemetry import metrics
+
+
+class ModelMetrics:
+    """What clients of one model experience."""
+
+    def __init__(self, model: str) -> None:
+        families = metrics.gateway()
+        self._model = model
+        self._ended = families.ended
+        self.duration = families.duration.labels(model)
+        self.first_token = families.first_token.labels(model)
+        self.inter_token = families.inter_token.labels(model)
+        self.prompt_tokens = _tokens().labels(model, "prompt")
+        self.answer_tokens = _tokens().labels(model, "answer")
+
+    def ended(self, reason: str) -> None:
+        """Count a generation's end."""
+        self._ended.labels(self._model, reason).inc()
+
+
+@cache
+def of_model(model: str) -> ModelMetrics:
+    """The metrics of `model`, one that is served: a closed set."""
+    return ModelMetrics(model)
+
+
+def answered(endpoint: str, status: int) -> None:
+    """Count an HTTP answer; `endpoint` is a route, never a path from outside."""
+    metrics.gateway().requests.labels(endpoint, str(status)).inc()
+
+
+@cache
+def _tokens() -> Counter:
+    return metrics.counter("gateway_tokens_total", "Tokens read and written.", "model", "kind")

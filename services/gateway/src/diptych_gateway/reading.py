@@ -1,0 +1,76 @@
+"""A request's body, read within limits of type, size and time."""
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.types import Receive
+
+from diptych_gateway.errors import ApiError
+
+JSON = "application/json"
+
+
+class ClientGone(Exception):
+    """The client left before its request was complete; there is nobody to answer."""
+
+
+async def read_json_body(
+    headers: Iterable[tuple[bytes, bytes]], receive: Receive, *, max_bytes: int, timeout_s: float
+) -> bytes:
+    """The whole body.
+
+    Raises:
+        ApiError: not declared as JSON (415), too large (413), or too slow (408).
+        ClientGone: the client left.
+    """
+    known = {name: value.decode("latin-1") for name, value in headers}
+    _check_type(known.get(b"content-type"))
+    _check_encoding(known.get(b"content-encoding", "identity"))
+    declared = known.get(b"content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes, seen=f"{declared} bytes")
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(receive, max_bytes)
+    except TimeoutError as err:
+        text = f"expected the whole body within {timeout_s:g} s"
+        raise ApiError(408, text, code="body_timeout") from err
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes, seen="more")
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _too_large(max_bytes: int, *, seen: str) -> ApiError:
+    text = f"expected a body of at most {max_bytes} bytes, saw {seen}"
+    return ApiError(413, text, code="body_too_large")
+
+
+def _check_type(content_type: str | None) -> None:
+    if content_type is None:
+        return
+    kind, _, rest = content_type.partition(";")
+    kind = kind.strip().lower()
+    charset = rest.lower().replace('"', "").partition("charset=")[2].strip() or "utf-8"
+    if (kind == JSON or kind.endswith("+json")) and charset in ("utf-8", "utf8", "us-ascii"):
+        return
+    raise ApiError(
+        415,
+        f"expected a body of type '{JSON}' in UTF-8, saw '{content_type[:80]}'",
+        code="unsupported_media_type",
+    )
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding.strip().lower() != "identity":
+        text = f"expected a body that is not compressed, saw '{encoding[:80]}'"
+        raise ApiError(415, text, code="unsupported_encoding")

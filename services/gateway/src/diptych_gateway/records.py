@@ -1,0 +1,150 @@
+"""What a gateway may write into a request's record: `cancelling` and `ending`, by compare-and-swap.
+
+Writes wait in order while the bus is away and are made when it is back, so a client that left
+during an outage still frees its workers. Beyond `MAX_WAITING` the oldest is dropped: that request
+then ends by its own deadline.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from diptych_bus.port import Bus
+from diptych_contracts.errors import Conflict, Permanent, Transient
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import End, EndReason
+from diptych_contracts.requests import RecordState, Request, RequestRecord
+from diptych_contracts.streams import REQUEST_RECORDS
+from diptych_telemetry import logger
+
+MAX_WAITING = 4096
+_STEP_TIMEOUT_S = 3.0
+_PAUSE_S = 0.25
+_SETTLED = (RecordState.CANCELLING, RecordState.ENDING, RecordState.CLOSED)
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    request: Request
+    reason: str
+    state: RecordState
+
+
+class Records:
+    """The one writer of this gateway's marks."""
+
+    def __init__(self, bus: Bus, gateway: Incarnation) -> None:
+        self._bus = bus
+        self._gateway = gateway
+        self._bucket = bus.bucket(REQUEST_RECORDS, RequestRecord)
+        self._waiting: dict[RequestId, _Wish] = {}
+        self._news = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def cancel(self, request: Request, reason: str) -> None:
+        """Have the request cancelled, whether or not its owner knows it yet."""
+        self._wish(_Wish(request, reason, RecordState.CANCELLING))
+
+    def expire(self, request: Request, reason: str) -> None:
+        """End the request as expired."""
+        self._wish(_Wish(request, reason, RecordState.ENDING))
+
+    async def settled(self, timeout_s: float) -> bool:
+        """Wait until every mark is made; False if `timeout_s` ran out."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Make marks until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._waiting:
+                await self._next()
+            self._idle.set()
+
+    def _wish(self, wish: _Wish) -> None:
+        while len(self._waiting) >= MAX_WAITING:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            log.warning("cancel_dropped", request_id=oldest, waiting=MAX_WAITING)
+        self._waiting.setdefault(wish.request.request_id, wish)
+        self._idle.clear()
+        self._news.set()
+
+    async def _next(self) -> None:
+        request_id, wish = next(iter(self._waiting.items()))
+        make = self._end if wish.state is RecordState.ENDING else self._mark
+        try:
+            async with asyncio.timeout(_STEP_TIMEOUT_S):
+                await make(wish)
+        except (Transient, TimeoutError):
+            await asyncio.sleep(_PAUSE_S)
+            return
+        except Permanent as err:
+            log.error("mark_impossible", request_id=request_id, error=str(err))
+        if self._waiting.get(request_id) is wish:
+            del self._waiting[request_id]
+
+    async def _mark(self, wish: _Wish) -> None:
+        await self._swap(wish, self._cancelling)
+
+    async def _end(self, wish: _Wish) -> None:
+        record = await self._swap(wish, self._ending)
+        if record is not None and record.end is not None and record.state is RecordState.ENDING:
+            await self._bus.record(self._gateway, record.end, timeout_s=_STEP_TIMEOUT_S)
+
+    async def _swap(
+        self, wish: _Wish, change: Callable[[RequestRecord, str], RequestRecord]
+    ) -> RequestRecord | None:
+        """The record as it stands afterwards; None if it was only just created."""
+        key = wish.request.request_id
+        while True:
+            kept = await self._bucket.get(key)
+            try:
+                if kept is None:
+                    await self._bucket.create(key, self._fresh(wish))
+                    return None
+                if kept.value.state in _SETTLED:
+                    return kept.value
+                record = change(kept.value, wish.reason)
+                await self._bucket.update(key, record, kept.revision)
+            except Conflict:
+                continue
+            log.info("request_marked", request_id=key, state=record.state, reason=wish.reason)
+            return record
+
+    def _fresh(self, wish: _Wish) -> RequestRecord:
+        """The record of a request that no scheduler has taken on: whoever does will cancel it."""
+        request = wish.request
+        return RequestRecord(
+            request_id=request.request_id,
+            owner=self._gateway,
+            gateway=request.gateway,
+            state=RecordState.CANCELLING,
+            deadline_unix_ms=request.created_unix_ms + int(request.deadlines.total_s * 1000),
+            cancel_reason=wish.reason,
+        )
+
+    @staticmethod
+    def _cancelling(record: RequestRecord, reason: str) -> RequestRecord:
+        return msgspec.structs.replace(record, state=RecordState.CANCELLING, cancel_reason=reason)
+
+    @staticmethod
+    def _ending(record: RequestRecord, reason: str) -> RequestRecord:
+        end = End(
+            request_id=record.request_id,
+            attempt=record.attempt,
+            reason=EndReason.EXPIRED,
+            detail=reason,
+        )
+        return msgspec.structs.replace(record, state=RecordState.ENDING, end=end)

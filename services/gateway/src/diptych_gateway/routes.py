@@ -1,0 +1,92 @@
+"""Every path of the gateway."""
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from diptych_contracts.cards import ModelCard
+from diptych_gateway.chat import ChatCompletions
+from diptych_gateway.envelope import Envelope
+from diptych_gateway.models import Models
+from diptych_gateway.reading import JSON
+from diptych_telemetry import metrics
+
+CHAT_COMPLETIONS = "/v1/chat/completions"
+MODELS = "/v1/models"
+LIVE = "/health/live"
+READY = "/health/ready"
+METRICS = "/metrics"
+ENDPOINTS = frozenset({CHAT_COMPLETIONS, MODELS, LIVE, READY, METRICS})
+
+Reasons = Callable[[], list[str]]
+"""Why this gateway does not serve; empty if it does."""
+
+
+class ModelObject(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str
+    context_length: int
+    """An extension: prompt and answer together, in tokens."""
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    object: str = "list"
+    data: list[ModelObject]
+
+
+class Health(msgspec.Struct):
+    ok: bool
+    reasons: list[str]
+
+
+def application(chat: ChatCompletions, models: Models, *, reasons: Reasons, rng: Random) -> ASGIApp:
+    """The whole of the gateway's HTTP side."""
+
+    async def list_models(request: Request) -> Response:
+        return _json(ModelList(data=[_model(card) for card in models]))
+
+    async def one_model(request: Request) -> Response:
+        return _json(_model(models.get(request.path_params["model"]).card))
+
+    async def live(request: Request) -> Response:
+        return _json(Health(ok=True, reasons=[]))
+
+    async def ready(request: Request) -> Response:
+        found = reasons()
+        return _json(Health(ok=not found, reasons=found), status=503 if found else 200)
+
+    async def measured(request: Request) -> Response:
+        return Response(metrics.render(), headers={"content-type": metrics.CONTENT_TYPE})
+
+    router = Router(
+        routes=[
+            Route(CHAT_COMPLETIONS, chat, methods=["POST"]),
+            Route(MODELS, list_models),
+            Route(f"{MODELS}/{{model:path}}", one_model),
+            Route(LIVE, live),
+            Route(READY, ready),
+            Route(METRICS, measured),
+        ],
+        redirect_slashes=False,
+    )
+    return Envelope(router, rng=rng, endpoints=ENDPOINTS)
+
+
+def _model(card: ModelCard) -> ModelObject:
+    return ModelObject(
+        id=card.model,
+        created=card.created_unix_s,
+        owned_by=card.owner,
+        context_length=card.context_tokens,
+    )
+
+
+def _json(value: msgspec.Struct, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type=JSON)

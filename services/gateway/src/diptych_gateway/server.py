@@ -1,0 +1,99 @@
+"""The HTTP server: uvicorn inside the service's own event loop."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from diptych_contracts.errors import Transient
+
+KEEP_ALIVE_S = 75
+"""Longer than the 60 s after which load balancers drop idle connections themselves."""
+_LAST_WORDS_S = 2
+
+
+class _Protocol(HttpToolsProtocol):
+    """Lets a route cut its connection: `close` alone would wait for a client that reads nothing."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["abort"] = self.transport.abort
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """Serves `app` on one address.
+
+    Args:
+        app: The ASGI application.
+        host: Address to bind.
+        port: Port to bind; 0 takes a free one, see `port`.
+    """
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int) -> None:
+        self._host = host
+        self._wanted_port = port
+        self._socket: socket.socket | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                loop="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_LAST_WORDS_S,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """The port in use; 0 before `bind`."""
+        return int(self._socket.getsockname()[1]) if self._socket is not None else 0
+
+    @property
+    def started(self) -> bool:
+        """Whether connections are taken."""
+        return self._server.started
+
+    def bind(self) -> None:
+        """Take the address.
+
+        Raises:
+            Transient: somebody else has it.
+        """
+        where = f"{self._host}:{self._wanted_port}"
+        try:
+            family, *_, address = socket.getaddrinfo(
+                self._host, self._wanted_port, type=socket.SOCK_STREAM
+            )[0]
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+        except OSError as err:
+            raise Transient(f"cannot listen on {where}: {err.strerror}") from err
+        sock.setblocking(False)
+        self._socket = sock
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        assert self._socket is not None, "bind comes first"
+        await self._server.serve(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """Take no more connections, and end when those there are have gone quiet."""
+        self._server.should_exit = True

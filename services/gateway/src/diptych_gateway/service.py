@@ -1,0 +1,86 @@
+"""The gateway's shell: follow the journal, serve, tick, drain. It decides nothing."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from diptych_chassis.member import Member
+from diptych_gateway.in_flight import InFlight
+from diptych_gateway.models import Models
+from diptych_gateway.records import Records
+from diptych_gateway.server import HttpServer
+from diptych_policy.admission import Admission
+from diptych_telemetry import logger
+
+TICK_S = 0.25
+_LAST_WORDS_S = 2.0
+_MARGIN_S = 5.0
+"""What a drain leaves to the rest of the stop."""
+
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """One life of a gateway."""
+
+    member: Member
+    server: HttpServer
+    models: Models
+    in_flight: InFlight
+    records: Records
+    admission: Admission
+    reasons: Callable[[], list[str]]
+    drain_s: float
+
+    async def run(self) -> None:
+        """Serve until the member stops."""
+        self.server.bind()
+        journal = await self.member.bus.follow(self.member.incarnation, self.in_flight.dispatch)
+        try:
+            await self.models.start()
+            await self._serve()
+        finally:
+            await self.models.close()
+            await journal.close()
+
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            server = tasks.create_task(self.server.run())
+            others = [
+                tasks.create_task(work())
+                for work in (self.models.run, self.records.run, self._tick)
+            ]
+            log.info("gateway_listening", port=self.server.port)
+            await self.member.stopping.wait()
+            await self._drain()
+            self.server.stop()
+            await server
+            await self.records.settled(_LAST_WORDS_S)
+            for task in others:
+                task.cancel()
+
+    async def _drain(self) -> None:
+        self.admission.draining = True
+        self._report()
+        log.info("gateway_draining", in_flight=len(self.in_flight))
+        if await self.in_flight.emptied(max(0.0, self.drain_s - _MARGIN_S)):
+            return
+        log.warning("drain_cut_off", in_flight=len(self.in_flight))
+        self.in_flight.fail_all("this gateway is shutting down")
+        await self.in_flight.emptied(_LAST_WORDS_S)
+
+    async def _tick(self) -> None:
+        last_s = self.member.now_s()
+        while True:
+            self._report()
+            await asyncio.sleep(TICK_S)
+            now_s = self.member.now_s()
+            # After a freeze of this process nobody else has been silent for that long.
+            elapsed_s = min(now_s - last_s, 2 * TICK_S)
+            last_s = now_s
+            self.in_flight.tick(elapsed_s, connected=self.member.bus.connected)
+
+    def _report(self) -> None:
+        reasons = self.reasons()
+        self.member.ready(not reasons, ", ".join(reasons))

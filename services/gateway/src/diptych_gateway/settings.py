@@ -1,0 +1,27 @@
+"""What an operator may set: `DIPTYCH_GATEWAY__<NAME>`."""
+
+from dataclasses import dataclass
+
+from diptych_chassis.settings import ServiceSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings(ServiceSettings):
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_body_bytes: int = 4 * 1024 * 1024
+    body_s: float = 30.0
+    """How long a client may take to send its body."""
+    max_in_flight: int = 256
+    accept_s: float = 1.0
+    """JetStream must acknowledge a request within this time."""
+    first_token_s: float = 60.0
+    inter_token_s: float = 5.0
+    """Judged by the scheduler; it travels in the request."""
+    total_s: float = 3600.0
+    silence_grace_s: float = 5.0
+    """Beyond `first_token_s` without a word of a request the gateway ends it by itself."""
+    keep_alive_s: float = 10.0
+    """A quiet stream gets a comment line this often."""
+    slow_reader_s: float = 30.0
+    """A client that takes nothing for this long is disconnected."""

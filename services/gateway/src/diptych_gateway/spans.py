@@ -1,0 +1,61 @@
+"""What the gateway's spans say of a request and its answer; never what anybody wrote."""
+
+from opentelemetry.trace import Span
+
+from diptych_contracts.requests import Request
+from diptych_gateway.checking import ChatCall
+from diptych_gateway.streams import AnswerStream
+from diptych_telemetry import names
+
+LEFT = "cancelled"
+UNFINISHED = "failed"
+
+
+def describe_request(span: Span, request: Request, call: ChatCall) -> None:
+    """Set the attributes of an accepted request."""
+    sampling = request.sampling
+    span.set_attributes(
+        {
+            names.REQUEST_ID: request.request_id,
+            names.TENANT: request.tenant,
+            names.OPERATION: names.OPERATION_CHAT,
+            names.PROVIDER: names.PROVIDER_NAME,
+            names.REQUEST_MODEL: request.model,
+            names.REQUEST_MAX_TOKENS: request.stopping.max_tokens,
+            names.REQUEST_TEMPERATURE: sampling.temperature,
+            names.REQUEST_TOP_P: sampling.top_p,
+            names.REQUEST_TOP_K: sampling.top_k,
+            names.INPUT_TOKENS: len(request.prompt_ids),
+        }
+    )
+    if call.seeded:
+        span.set_attribute(names.REQUEST_SEED, sampling.seed)
+
+
+def describe_answer(span: Span, stream: AnswerStream) -> None:
+    """Set the attributes of an answer that is over."""
+    reason = end_reason(stream)
+    span.set_attributes(
+        {
+            names.REQUEST_ID: stream.request.request_id,
+            names.OPERATION: names.OPERATION_CHAT,
+            names.PROVIDER: names.PROVIDER_NAME,
+            names.RESPONSE_ID: stream.heading.answer_id,
+            names.RESPONSE_MODEL: stream.request.model,
+            names.RESPONSE_FINISH_REASONS: [reason],
+            names.OUTPUT_TOKENS: stream.tokens,
+            names.ATTEMPT: stream.attempt,
+            names.END_REASON: reason,
+        }
+    )
+    if stream.end is None or not stream.end.reason.is_finish:
+        span.set_attribute(names.ERROR_TYPE, reason)
+
+
+def end_reason(stream: AnswerStream) -> str:
+    """How it ended, as far as this gateway knows."""
+    if stream.end is not None:
+        return stream.end.reason.value
+    if stream.failure is not None:
+        return stream.failure.code or UNFINISHED
+    return LEFT if stream.gone else UNFINISHED

@@ -1,0 +1,178 @@
+"""One request's answer on its way to one client.
+
+The journal's follower feeds it token ids; its writer wakes, takes everything new at once, and
+sends it with one write. So a slow client costs ids in a list (bounded by `max_tokens`), and a fast
+one a wake-up per engine step: no task, queue entry or generator per token.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from diptych_contracts.journal import End
+from diptych_contracts.requests import Request
+from diptych_gateway.answers import Heading, Usage, usage
+from diptych_gateway.errors import ApiError, from_end
+from diptych_gateway.metrics import ModelMetrics
+from diptych_gateway.patience import Patience
+from diptych_policy.journal import JournalPart, RequestView
+from diptych_text.answer import AnswerText
+
+MAX_TAKE = 256
+"""About 80 KB of events: a slow client holds that and the socket's buffers, whatever waits."""
+
+
+class AnswerStream:
+    """The state of one answer.
+
+    Args:
+        request: As it is stored.
+        heading: What every object of the answer says.
+        text: Turns the answer's tokens into text, its stop strings included.
+        patience: Its timers.
+        arrived_s: When the client's request came in.
+        metrics: Of the model.
+        abort: Cuts the client's connection, even with bytes still unsent.
+    """
+
+    def __init__(  # noqa: PLR0913 - it is where everything about an answer meets
+        self,
+        request: Request,
+        *,
+        heading: Heading,
+        text: AnswerText,
+        patience: Patience,
+        arrived_s: float,
+        metrics: ModelMetrics,
+        abort: Callable[[], None] | None = None,
+    ) -> None:
+        self.request = request
+        self.heading = heading
+        self.patience = patience
+        self.arrived_s = arrived_s
+        self.wake = asyncio.Event()
+        self.eager = False
+        """Whether tokens wake the writer, or only the end does."""
+        self.ping = False
+        """Whether a keep-alive is due."""
+        self.gone = False
+        """Whether the client has left."""
+        self.first_token_s: float | None = None
+        self._last_token_s = arrived_s
+        self._view = RequestView(request.request_id)
+        self._text = text
+        self._taken = 0
+        self._finished = False
+        self._failure: ApiError | None = None
+        self._metrics = metrics
+        self._abort = abort
+
+    @property
+    def end(self) -> End | None:
+        """The request's end, once the journal has said it."""
+        return self._view.end
+
+    @property
+    def attempt(self) -> int:
+        """The current attempt."""
+        return self._view.attempt
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the answer has so far."""
+        return len(self._view.token_ids)
+
+    @property
+    def last_index(self) -> int:
+        """Index of the last token whose text was taken; -1 before the first."""
+        return self._taken - 1
+
+    @property
+    def failure(self) -> ApiError | None:
+        """Why there will be no whole answer, once that is known."""
+        if self._failure is None and self.end is not None:
+            self._failure = from_end(self.end, produced=self.tokens > 0)
+        return self._failure
+
+    @property
+    def usage(self) -> Usage:
+        """What the answer took; there must be an end."""
+        assert self.end is not None
+        first_s = self.first_token_s if self.first_token_s is not None else self._last_token_s
+        return usage(
+            prompt_tokens=len(self.request.prompt_ids),
+            tokens=self.tokens,
+            end=self.end,
+            ttft_s=first_s - self.arrived_s,
+        )
+
+    def feed(self, part: JournalPart, *, now_s: float) -> None:
+        """Take in what the journal says."""
+        self.patience.heard()
+        change = self._view.apply(part)
+        if change.new_ids:
+            self._measure(len(change.new_ids), now_s)
+        if change.end is not None or (self.eager and change.new_ids):
+            self.wake.set()
+
+    @property
+    def over(self) -> bool:
+        """Whether all text was taken, and none will follow."""
+        return self._finished or (self._failure is not None and self._taken == self.tokens)
+
+    def texts(self) -> Iterator[tuple[int, str]]:
+        """What can be shown since the last call: one piece per token that yields text.
+
+        The pieces are a function of the token ids alone, never of when they are taken. At most
+        `MAX_TAKE` tokens are taken at once; if there are more, the writer is woken again.
+        """
+        ids = self._view.token_ids
+        until = min(len(ids), self._taken + MAX_TAKE)
+        while self._taken < until:
+            text = self._text.push(ids[self._taken : self._taken + 1])
+            self._taken += 1
+            if text:
+                yield self._taken - 1, text
+        if until < len(ids):
+            self.wake.set()
+        elif self.end is not None and not self._finished:
+            self._finished = True
+            if rest := self._text.finish():
+                yield self._taken - 1, rest
+
+    def fail(self, failure: ApiError) -> None:
+        """End it here, whatever the journal will say."""
+        if self._failure is None and self.end is None:
+            if self.tokens:
+                failure.should_retry = False
+            self._failure = failure
+            self.wake.set()
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self.gone = True
+        self.wake.set()
+
+    def disconnect(self) -> None:
+        """Cut a client off that reads nothing."""
+        if self._abort is not None:
+            self._abort()
+        self.leave()
+
+    def keep_alive(self) -> None:
+        """Send a sign of life."""
+        self.ping = True
+        self.wake.set()
+
+    async def news(self) -> None:
+        """Wait until there is something to do."""
+        await self.wake.wait()
+        self.wake.clear()
+
+    def _measure(self, count: int, now_s: float) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            self._metrics.first_token.observe(now_s - self.arrived_s)
+            count -= 1
+        elif count:
+            self._metrics.inter_token.observe((now_s - self._last_token_s) / count)
+        self._last_token_s = now_s

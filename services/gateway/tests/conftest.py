@@ -1,0 +1,229 @@
+"""A whole gateway on a memory bus, and a scripted fleet behind it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+
+from diptych_bus.memory import MemoryBroker
+from diptych_chassis.member import Member
+from diptych_contracts import subjects
+from diptych_contracts.cards import KvLayout, ModelCard
+from diptych_contracts.fleet import Role, WorkerRegistration
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.journal import End, EndReason, Fence, Report, TokenEntry, TokenFrame
+from diptych_contracts.requests import Request, RequestRecord
+from diptych_contracts.streams import MODELS, REQUEST_RECORDS, SCHEDULERS, WORKERS
+from diptych_contracts.wire import encode
+from diptych_gateway.app import assemble
+from diptych_gateway.service import Gateway
+from diptych_gateway.settings import GatewaySettings
+from diptych_testkit.tiny_gguf import tiny_card
+from diptych_text.codec import TextCodec
+
+WORKER = Incarnation("decode-worker-00000000aaaa")
+GATEWAY = Incarnation("gateway-00000000bbbb")
+REPORT = Report(
+    mode="remote",
+    prefill_worker="prefill-worker-1",
+    decode_worker=WORKER,
+    link="shm",
+    prefill_ms=3.0,
+    transfer_ms=1.0,
+    transfer_bytes=640,
+    decode_ms=9.0,
+    prefill_j=1.5,
+    decode_j=0.5,
+)
+
+Script = Callable[["Fleet", Request], Awaitable[None]]
+
+
+@dataclass
+class Fleet:
+    """A scheduler and a worker in one, which say what a test scripts."""
+
+    bus: Any
+    card: ModelCard
+    codec: TextCodec
+    script: Script
+    requests: list[Request] = field(default_factory=list)
+    arrived: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
+
+    async def register(self) -> None:
+        await self.bus.put_object(MODELS, subjects.escape(self.card.model), encode(self.card))
+        offer = WorkerRegistration(
+            worker=WORKER,
+            role=Role.DECODE,
+            engine="scripted",
+            model=self.card.model,
+            fingerprint=self.card.fingerprint,
+            layout=KvLayout(
+                layout_id="x", engine_build="x", block_tokens=64, slot_bytes=1, dtype="f16"
+            ),
+            endpoints=(),
+            max_sequences=4,
+            kv_tokens=4096,
+            context_tokens=2048,
+        )
+        await self.bus.bucket(WORKERS, WorkerRegistration).put(WORKER, offer)
+
+    async def run(self) -> None:
+        subscription = await self.bus.pull(
+            SCHEDULERS, self.arrived.put_nowait, paused=lambda: False
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    pulled = await self.arrived.get()
+                    request = pulled.delivery.decode(Request)
+                    await pulled.ack()
+                    self.requests.append(request)
+                    tasks.create_task(self.script(self, request))
+        finally:
+            await subscription.close()
+
+    def ids(self, text: str) -> list[int]:
+        return self.codec.encode(text, add_bos=False)
+
+    def say(
+        self,
+        request: Request,
+        ids: list[int],
+        *,
+        index: int = 0,
+        attempt: int = 1,
+        end: EndReason | None = None,
+    ) -> None:
+        """One frame: tokens, and the end if there is one."""
+        rid = request.request_id
+        entry = TokenEntry(request_id=rid, attempt=attempt, index=index, token_ids=tuple(ids))
+        ends = () if end is None else (self.end(request, end, attempt, index + len(ids)),)
+        frame = TokenFrame(worker=WORKER, entries=(entry,) if ids else (), ends=ends)
+        self.bus.append(request.gateway, frame)
+
+    def end(self, request: Request, reason: EndReason, attempt: int, tokens: int | None) -> End:
+        return End(
+            request_id=request.request_id,
+            attempt=attempt,
+            reason=reason,
+            tokens=tokens,
+            report=REPORT,
+        )
+
+    def fence(self, request: Request, attempt: int) -> None:
+        self.bus.append(request.gateway, Fence(request_id=request.request_id, attempt=attempt))
+
+    async def record(self, request: Request) -> RequestRecord | None:
+        kept = await self.bus.bucket(REQUEST_RECORDS, RequestRecord).get(request.request_id)
+        return None if kept is None else kept.value
+
+
+@dataclass
+class Stack:
+    """The gateway under test, its fleet and a client."""
+
+    gateway: Gateway
+    member: Member
+    fleet: Fleet
+    client: httpx.AsyncClient
+    base_url: str
+    broker: MemoryBroker
+
+    async def chat(self, **changes: Any) -> httpx.Response:
+        return await self.client.post("/v1/chat/completions", json=self.body(**changes))
+
+    def stream(self, **changes: Any) -> Any:
+        body = self.body(stream=True, **changes)
+        return self.client.stream("POST", "/v1/chat/completions", json=body)
+
+    async def events(self, **changes: Any) -> list[tuple[str | None, Any]]:
+        """The whole stream as (id, data) pairs; data is parsed unless it is `[DONE]`."""
+        async with self.stream(**changes) as response:
+            assert response.status_code == 200, await response.aread()
+            text = (await response.aread()).decode()
+        return parse_events(text)
+
+    def body(self, **changes: Any) -> dict[str, Any]:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+        return {**body, **changes}
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        return await until(condition)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Wait until `condition`, plain or awaitable, holds; gives its value."""
+    async with asyncio.timeout(5):
+        while True:
+            found = condition()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(0.005)
+
+
+def parse_events(text: str) -> list[tuple[str | None, Any]]:
+    events = []
+    for block in text.split("\n\n"):
+        lines = [line for line in block.split("\n") if line and not line.startswith(":")]
+        fields = dict(line.split(": ", 1) for line in lines)
+        if "data" in fields:
+            data = fields["data"]
+            events.append((fields.get("id"), data if data == "[DONE]" else json.loads(data)))
+    return events
+
+
+async def echo_hello(fleet: Fleet, request: Request) -> None:
+    ids = fleet.ids("Hello world")
+    for index, token in enumerate(ids):
+        end = EndReason.STOP if index == len(ids) - 1 else None
+        fleet.say(request, [token], index=index, end=end)
+
+
+@asynccontextmanager
+async def running(script: Script, **settings: Any) -> AsyncIterator[Stack]:
+    broker = MemoryBroker()
+    rng = Random(7)
+    card = tiny_card()
+    member = Member(service="gateway", incarnation=GATEWAY, bus=broker.connect("gateway"), rng=rng)
+    fleet = Fleet(broker.connect("fleet"), card, TextCodec.from_card(card), script)
+    await fleet.register()
+    with ThreadPoolExecutor(1) as executor:
+        gateway = assemble(member, GatewaySettings(port=0, **settings), executor)
+        async with asyncio.TaskGroup() as tasks:
+            worker = tasks.create_task(fleet.run())
+            life = tasks.create_task(gateway.run())
+            await until(lambda: member.vitals.readiness.ready and gateway.server.started)
+            url = f"http://127.0.0.1:{gateway.server.port}"
+            async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+                yield Stack(gateway, member, fleet, client, f"{url}/v1", broker)
+            member.stopping.set()
+            await life
+            worker.cancel()
+    await fleet.bus.close()
+    await member.bus.close()
+
+
+@pytest.fixture
+def run_stack() -> Any:
+    return running
+
+
+@pytest.fixture
+def hello() -> Script:
+    return echo_hello
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[Stack]:
+    async with running(echo_hello) as made:
+        yield made

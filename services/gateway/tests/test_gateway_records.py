@@ -1,0 +1,145 @@
+"""What a gateway writes into records, and that it loses no race by it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from diptych_bus.memory import MemoryBroker
+from diptych_contracts.errors import BusAway
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import End, EndReason
+from diptych_contracts.requests import RecordState, Request, RequestRecord
+from diptych_contracts.sampling import Sampling, Stopping
+from diptych_contracts.streams import REQUEST_RECORDS
+from diptych_gateway.records import Records
+
+GATEWAY = Incarnation("gateway-1")
+RID = RequestId("a" * 32)
+REQUEST = Request(
+    request_id=RID,
+    gateway=GATEWAY,
+    model="tiny",
+    prompt_ids=(1,),
+    sampling=Sampling(),
+    stopping=Stopping(max_tokens=1),
+    created_unix_ms=1000,
+)
+
+
+def record(state: RecordState, attempt: int = 3) -> RequestRecord:
+    return RequestRecord(
+        request_id=RID,
+        owner=Incarnation("scheduler-1"),
+        gateway=GATEWAY,
+        state=state,
+        attempt=attempt,
+    )
+
+
+@asynccontextmanager
+async def writer(bus: Any) -> AsyncIterator[Records]:
+    made = Records(bus, GATEWAY)
+    task = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Any]:
+    made = MemoryBroker().connect("gateway")
+    yield made
+    await made.close()
+
+
+async def kept(bus: Any) -> RequestRecord:
+    found = await bus.bucket(REQUEST_RECORDS, RequestRecord).get(RID)
+    assert found is not None
+    value: RequestRecord = found.value
+    return value
+
+
+async def ends(bus: Any) -> list[End]:
+    return [item.entry async for item in bus.read(GATEWAY, after_seq=0)]
+
+
+async def test_a_request_without_a_record_gets_one_that_cancels_it(bus: Any) -> None:
+    async with writer(bus) as records:
+        records.cancel(REQUEST, "why")
+        assert await records.settled(2)
+    found = await kept(bus)
+    assert (found.state, found.owner) == (RecordState.CANCELLING, GATEWAY)
+    assert found.deadline_unix_ms == 1000 + 3_600_000
+
+
+async def test_the_owner_keeps_its_record(bus: Any) -> None:
+    await bus.bucket(REQUEST_RECORDS, RequestRecord).create(RID, record(RecordState.ROUTED))
+    async with writer(bus) as records:
+        records.cancel(REQUEST, "why")
+        assert await records.settled(2)
+    found = await kept(bus)
+    assert found == msgspec.structs.replace(
+        record(RecordState.ROUTED), state=RecordState.CANCELLING, cancel_reason="why"
+    )
+
+
+@pytest.mark.parametrize("state", [RecordState.ENDING, RecordState.CLOSED])
+async def test_what_is_over_stays_over(bus: Any, state: RecordState) -> None:
+    await bus.bucket(REQUEST_RECORDS, RequestRecord).create(RID, record(state))
+    async with writer(bus) as records:
+        records.cancel(REQUEST, "why")
+        assert await records.settled(2)
+    assert await kept(bus) == record(state)
+
+
+async def test_an_expired_request_is_marked_first_and_then_ended(bus: Any) -> None:
+    await bus.bucket(REQUEST_RECORDS, RequestRecord).create(RID, record(RecordState.ROUTED))
+    async with writer(bus) as records:
+        records.expire(REQUEST, "silence")
+        assert await records.settled(2)
+    found = await kept(bus)
+    assert found.state is RecordState.ENDING
+    (end,) = await ends(bus)
+    assert end == found.end
+    assert (end.reason, end.attempt) == (EndReason.EXPIRED, 3)
+
+
+async def test_the_scheduler_that_writes_first_is_read_back(bus: Any) -> None:
+    bucket = bus.bucket(REQUEST_RECORDS, RequestRecord)
+    await bucket.create(RID, record(RecordState.QUEUED, attempt=1))
+    async with writer(bus) as records:
+        real_get, raced = records._bucket.get, []
+
+        async def get(key: str) -> Any:
+            found = await real_get(key)
+            if not raced:
+                raced.append(True)
+                await bucket.put(RID, record(RecordState.ROUTED, attempt=2))
+            return found
+
+        records._bucket.get = get  # type: ignore[method-assign]
+        records.cancel(REQUEST, "why")
+        assert await records.settled(2)
+    found = await kept(bus)
+    assert (found.state, found.attempt) == (RecordState.CANCELLING, 2)
+
+
+async def test_marks_wait_for_the_bus_to_come_back(bus: Any) -> None:
+    async with writer(bus) as records:
+        real_get, away = records._bucket.get, [True]
+
+        async def get(key: str) -> Any:
+            if away.pop() if away else False:
+                raise BusAway("away")
+            return await real_get(key)
+
+        records._bucket.get = get  # type: ignore[method-assign]
+        records.cancel(REQUEST, "why")
+        assert await records.settled(2)
+    assert (await kept(bus)).state is RecordState.CANCELLING

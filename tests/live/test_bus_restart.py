@@ -1,0 +1,301 @@
+"""The server is killed or frozen under its clients: everything heals, nothing acked is lost."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.port import Gone, JournalItem, Kept, Pulled
+from diptych_bus.server import NatsServer
+from diptych_contracts.errors import BusAway, Conflict
+from diptych_contracts.fleet import Beat
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import Fence, TokenEntry, TokenFrame
+from diptych_contracts.streams import LEASES, SCHEDULERS
+from diptych_policy.journal import RequestView, parts
+from diptych_testkit.nats import running_nats
+
+pytestmark = pytest.mark.live
+
+GATEWAY = Incarnation("gateway-1")
+HEALED_S = 2.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with running_nats(tmp_path / "nats") as running:
+        yield running
+
+
+@asynccontextmanager
+async def buses(server: NatsServer, count: int) -> AsyncIterator[list[JetStreamBus]]:
+    opened = [
+        await JetStreamBus.connect(server.url, name=f"b{n}", wait_s=5.0) for n in range(count)
+    ]
+    try:
+        yield opened
+    finally:
+        for bus in opened:
+            await bus.close()
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float) -> float:
+    start_s = time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+    return time.monotonic() - start_s
+
+
+async def restart(server: NatsServer, away_s: float = 0.3) -> None:
+    await server.kill()
+    await asyncio.sleep(away_s)
+    await server.start()
+
+
+def beat(count: int) -> Beat:
+    return Beat(member=Incarnation("w-1"), service="s", count=count)
+
+
+def frame(worker: str, index: int) -> TokenFrame:
+    entry = TokenEntry(request_id=RequestId(worker), attempt=1, index=index, token_ids=(index,))
+    return TokenFrame(worker=Incarnation(worker), entries=(entry,))
+
+
+class Writer:
+    """A worker that appends a token every few ms until told to stop."""
+
+    def __init__(self, bus: JetStreamBus, name: str) -> None:
+        self.bus = bus
+        self.name = name
+        self.count = 0
+        self.stop = asyncio.Event()
+
+    async def run(self) -> None:
+        while not self.stop.is_set():
+            if not self.bus.ring_full:
+                self.bus.append(GATEWAY, frame(self.name, self.count))
+                self.count += 1
+            await asyncio.sleep(0.003)
+
+
+def answers(items: list[JournalItem], names: list[str]) -> dict[str, list[int]]:
+    views = {RequestId(name): RequestView(RequestId(name)) for name in names}
+    for item in items:
+        for part in parts(item.entry):
+            views[part.request_id].apply(part)
+    return {str(request): view.token_ids for request, view in views.items()}
+
+
+async def disturb_and_check(
+    server: NatsServer, disturb: Callable[[], "asyncio.Future[None]"], healed_s: float
+) -> None:
+    async with buses(server, 3) as (gateway, *workers):
+        followed: list[JournalItem] = []
+        await gateway.follow(GATEWAY, followed.append)
+        writers = [Writer(bus, f"w{n}") for n, bus in enumerate(workers)]
+        async with asyncio.TaskGroup() as group:
+            for writer in writers:
+                group.create_task(writer.run())
+            await eventually(lambda: len(followed) > 100, 5.0)
+            await disturb()
+            known = len(followed)
+            took_s = await eventually(lambda: len(followed) > known, healed_s + 5.0)
+            await asyncio.sleep(0.5)
+            for writer in writers:
+                writer.stop.set()
+        assert all([await bus.flush(5.0) for bus in workers])
+        last = await gateway.last_seq(GATEWAY)
+        await eventually(lambda: followed[-1].seq == last, 2.0)
+
+        read = [item async for item in gateway.read(GATEWAY, after_seq=0)]
+        assert followed == read
+        expected = {writer.name: list(range(writer.count)) for writer in writers}
+        assert answers(followed, list(expected)) == expected
+        assert took_s < healed_s, f"healed after {took_s:.2f} s"
+
+
+async def test_the_journal_survives_kills(server: NatsServer) -> None:
+    async def disturb() -> None:
+        for _ in range(3):
+            await restart(server)
+            await asyncio.sleep(0.5)
+
+    await disturb_and_check(server, lambda: asyncio.ensure_future(disturb()), HEALED_S)
+
+
+async def test_the_journal_survives_a_freeze(server: NatsServer) -> None:
+    async def disturb() -> None:
+        server.freeze()
+        await asyncio.sleep(3.5)
+        server.thaw()
+
+    await disturb_and_check(server, lambda: asyncio.ensure_future(disturb()), HEALED_S)
+
+
+async def test_a_short_freeze_needs_no_reconnect(server: NatsServer) -> None:
+    async def disturb() -> None:
+        server.freeze()
+        await asyncio.sleep(1.0)
+        server.thaw()
+
+    await disturb_and_check(server, lambda: asyncio.ensure_future(disturb()), HEALED_S)
+
+
+async def test_the_ring_fills_while_the_server_is_away_and_empties_in_order(
+    server: NatsServer,
+) -> None:
+    async with buses(server, 2) as (gateway, worker):
+        followed: list[JournalItem] = []
+        await gateway.follow(GATEWAY, followed.append)
+        await server.kill()
+        await eventually(lambda: not worker.connected, 2.0)
+
+        count = 0
+        while not worker.ring_full:
+            worker.append(GATEWAY, frame("w0", count))
+            count += 1
+        assert not await worker.flush(0.05)
+        await server.start()
+
+        assert await worker.flush(5.0)
+        await eventually(lambda: len(followed) >= count, 3.0)
+        tokens = [item.entry.entries[0].index for item in followed]  # type: ignore[union-attr]
+        assert tokens == list(range(count))
+
+
+async def test_acknowledged_records_survive_kills(server: NatsServer) -> None:
+    async with buses(server, 1) as (bus,):
+        acknowledged: list[tuple[int, int]] = []
+        stop = asyncio.Event()
+
+        async def record() -> None:
+            attempt = 0
+            while not stop.is_set():
+                attempt += 1
+                entry = Fence(request_id=RequestId("r"), attempt=attempt)
+                acknowledged.append((await bus.record(GATEWAY, entry, timeout_s=5.0), attempt))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(record())
+            for _ in range(4):
+                await asyncio.sleep(0.2)
+                await restart(server, away_s=0.1)
+            await asyncio.sleep(0.2)
+            stop.set()
+
+        stored = [
+            (item.seq, item.entry.attempt)  # type: ignore[union-attr]
+            async for item in bus.read(GATEWAY, after_seq=0)
+        ]
+        assert stored == acknowledged
+
+
+async def test_a_pull_goes_on_after_a_kill(server: NatsServer) -> None:
+    async with buses(server, 2) as (gateway, scheduler):
+        taken: list[int] = []
+        acks: set[asyncio.Task[None]] = set()
+
+        def take(pulled: Pulled) -> None:
+            taken.append(pulled.delivery.decode(Beat).count)
+            acks.add(asyncio.ensure_future(pulled.ack()))
+
+        await scheduler.pull(SCHEDULERS, take, paused=lambda: False)
+        for n in range(3):
+            await gateway.store("request.batch.m", beat(n), msg_id=f"r{n}", timeout_s=5.0)
+        await eventually(lambda: len(taken) == 3, 2.0)
+        await restart(server)
+        for n in range(3, 6):
+            await gateway.store("request.batch.m", beat(n), msg_id=f"r{n}", timeout_s=5.0)
+
+        took_s = await eventually(lambda: len(taken) == 6, 5.0)
+        await asyncio.gather(*acks)
+        await asyncio.sleep(2.5)
+        assert taken == list(range(6))
+        assert took_s < 1.0
+
+
+async def test_a_pull_goes_on_after_a_freeze(server: NatsServer) -> None:
+    async with buses(server, 2) as (gateway, scheduler):
+        taken: list[int] = []
+        acks: set[asyncio.Task[None]] = set()
+
+        def take(pulled: Pulled) -> None:
+            taken.append(pulled.delivery.decode(Beat).count)
+            acks.add(asyncio.ensure_future(pulled.ack()))
+
+        await scheduler.pull(SCHEDULERS, take, paused=lambda: False)
+        server.freeze()
+        await asyncio.sleep(3.5)
+        assert not scheduler.connected
+        server.thaw()
+        await gateway.store("request.batch.m", beat(0), msg_id="r0", timeout_s=5.0)
+
+        assert await eventually(lambda: bool(taken), 5.0) < HEALED_S
+
+
+async def test_a_watch_heals_after_a_kill(server: NatsServer) -> None:
+    async with buses(server, 2) as (here, there):
+        state: dict[str, int] = {}
+
+        def note(change: Kept[Beat] | Gone) -> None:
+            if isinstance(change, Gone):
+                state.pop(change.key, None)
+            else:
+                state[change.key] = change.value.count
+
+        written = there.bucket(LEASES, Beat)
+        revision = await written.create("a", beat(1))
+        await written.put("b", beat(1))
+        await written.put("expires", beat(1), ttl_s=1.0)
+        await here.bucket(LEASES, Beat).watch(note)
+        assert state == {"a": 1, "b": 1, "expires": 1}
+
+        await restart(server, away_s=1.5)
+        await written.update("a", beat(2), revision)
+        await written.delete("b")
+        await written.create("c", beat(1))
+
+        took_s = await eventually(lambda: state == {"a": 2, "c": 1}, 6.0)
+        assert took_s < 2 * HEALED_S
+        await written.put("d", beat(1))
+        assert await eventually(lambda: "d" in state, 2.0) < 1.0
+
+
+async def test_calls_wait_for_the_server_within_their_deadline(server: NatsServer) -> None:
+    async with buses(server, 1) as (bus,):
+        bucket = bus.bucket(LEASES, Beat)
+        revision = await bucket.create("a", beat(1))
+        await server.kill()
+        await eventually(lambda: not bus.connected, 2.0)
+
+        with pytest.raises(BusAway):
+            await bus.store("request.batch.m", beat(0), msg_id="r0", timeout_s=0.3)
+        with pytest.raises(BusAway):
+            await bus.request("job.w", beat(0), Beat, timeout_s=0.3)
+        await bus.publish("load.w", beat(0))
+        stored = asyncio.ensure_future(
+            bus.store("request.batch.m", beat(0), msg_id="r0", timeout_s=5.0)
+        )
+        updated = asyncio.ensure_future(bucket.update("a", beat(2), revision))
+        await server.start()
+
+        assert (await stored).seq == 1
+        assert await updated > revision
+        with pytest.raises(Conflict):
+            await bucket.update("a", beat(3), revision)
+        assert (await bus.store("request.batch.m", beat(0), msg_id="r0", timeout_s=5.0)).duplicate
+
+
+async def test_five_services_may_start_at_once(server: NatsServer) -> None:
+    opened = await asyncio.gather(
+        *(JetStreamBus.connect(server.url, name=f"s{n}", wait_s=5.0) for n in range(5))
+    )
+
+    for bus in opened:
+        assert bus.connected
+        await bus.close()
