@@ -46,5 +46,5 @@ clean: ## remove what was installed and cached here
 $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (first use, or its requirements changed)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -192,10 +192,14 @@ async def test_acknowledged_records_survive_kills(server: NatsServer) -> None:
             (item.seq, item.entry.attempt)  # type: ignore[union-attr]
             async for item in bus.read(GATEWAY, after_seq=0)
         ]
-        assert stored == acknowledged
+        assert set(acknowledged) <= set(stored)
+        assert list(dict.fromkeys(attempt for _, attempt in stored)) == [
+            attempt for _, attempt in acknowledged
+        ]
 
 
 async def test_a_pull_goes_on_after_a_kill(server: NatsServer) -> None:
+    """A killed server forgets acks it had not written yet: those messages come again."""
     async with buses(server, 2) as (gateway, scheduler):
         taken: list[int] = []
         acks: set[asyncio.Task[None]] = set()
@@ -212,10 +216,11 @@ async def test_a_pull_goes_on_after_a_kill(server: NatsServer) -> None:
         for n in range(3, 6):
             await gateway.store("request.batch.m", beat(n), msg_id=f"r{n}", timeout_s=5.0)
 
-        took_s = await eventually(lambda: len(taken) == 6, 5.0)
+        took_s = await eventually(lambda: set(taken) == set(range(6)), 5.0)
         await asyncio.gather(*acks)
         await asyncio.sleep(2.5)
-        assert taken == list(range(6))
+        assert list(dict.fromkeys(taken)) == list(range(6))
+        assert all(taken.count(n) == 1 for n in (3, 4, 5))
         assert took_s < 1.0
 
 
@@ -289,6 +294,22 @@ async def test_calls_wait_for_the_server_within_their_deadline(server: NatsServe
         with pytest.raises(Conflict):
             await bucket.update("a", beat(3), revision)
         assert (await bus.store("request.batch.m", beat(0), msg_id="r0", timeout_s=5.0)).duplicate
+
+
+async def test_close_does_not_wait_for_a_server_that_is_away(server: NatsServer) -> None:
+    async with buses(server, 1) as (bus,):
+        await bus.follow(GATEWAY, lambda _: None)
+        await bus.bucket(LEASES, Beat).watch(lambda _: None)
+        await bus.pull(SCHEDULERS, lambda _: None, paused=lambda: False)
+        await server.kill()
+        await eventually(lambda: not bus.connected, 2.0)
+        bus.append(GATEWAY, frame("w0", 0))
+        start_s = time.monotonic()
+
+        await bus.close()
+
+        assert time.monotonic() - start_s < 3.0
+        assert await bus.closed is None
 
 
 async def test_five_services_may_start_at_once(server: NatsServer) -> None:

@@ -74,7 +74,7 @@ async def wipe(url: str) -> None:
     client = await nats.connect(url)
     js = client.jetstream()
     for info in await js.streams_info():
-        await js.delete_stream(info.config.name)
+        await js.delete_stream(str(info.config.name))
     await client.close()
 
 

@@ -48,17 +48,19 @@ def fill(transfer: OutgoingTransfer, index: int, data: bytes) -> None:
 async def test_what_is_written_is_what_can_be_claimed(reader: Any, open_transfer: Any) -> None:
     ticket = reader.reserve(tokens=10)
     transfer = open_transfer(ticket)
-    datas = [b"a" * 6000, b"b" * 6000, b"c" * 3001]
+    contents = [b"a" * 6000, b"b" * 6000, b"c" * 3001]
     for index in (1, 0, 2):
-        fill(transfer, index, datas[index])
+        fill(transfer, index, contents[index])
 
     digests = await transfer.digests(5.0)
     transfer.close()
 
-    assert [digest.checksum for digest in digests] == [xxhash.xxh3_64_intdigest(d) for d in datas]
+    assert [digest.checksum for digest in digests] == [
+        xxhash.xxh3_64_intdigest(d) for d in contents
+    ]
     assert transfer.bytes_written == 15001
     blocks = reader.incoming.claim(reader.job(ticket, digests), tokens=10, now_s=1.0)
-    assert [bytes(block.data) for block in blocks] == datas
+    assert [bytes(block.data) for block in blocks] == contents
 
 
 async def test_checksums_are_computed_on_the_links_thread(

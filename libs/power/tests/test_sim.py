@@ -4,7 +4,6 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.power import PowerSetPoint
 from diptych_costs.gpus import H100_SXM
 from diptych_costs.power import Work
-from diptych_power.attribution import split_j
 from diptych_power.port import CapControl, Meter
 from diptych_power.sim import SimulatedDevice
 from diptych_power.window import PowerWindow
@@ -103,13 +102,9 @@ def test_a_smaller_board_draws_less() -> None:
 def test_energy_never_falls(device: SimulatedDevice) -> None:
     device.read(5.0)
 
-    assert device.read(4.0).energy_j == device.read(4.0).energy_j == pytest.approx(5 * IDLE_W)
+    energies_j = [device.read(now_s).energy_j for now_s in (4.0, 5.0, 6.0)]
 
-
-def test_a_steps_energy_is_split_by_tokens() -> None:
-    assert split_j(100.0, {"a": 3, "b": 1}) == {"a": 75.0, "b": 25.0}
-    assert split_j(100.0, {}) == {}
-    assert split_j(100.0, {"a": 0}) == {}
+    assert energies_j == pytest.approx([5 * IDLE_W, 5 * IDLE_W, 6 * IDLE_W])
 
 
 def test_the_window_forgets() -> None:

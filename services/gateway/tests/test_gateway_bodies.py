@@ -86,7 +86,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"diptych": {"mode": "sideways"}}, "diptych.mode", "invalid_type"),
     ({"diptych": {"link": "string"}}, "diptych.link", ""),
     ({"diptych": {"speed": 9}}, "diptych.speed", "unknown_parameter"),
-    ({"temprature": 1}, "temprature", "unknown_parameter"),
+    ({"heat": 1}, "heat", "unknown_parameter"),
 ]
 
 

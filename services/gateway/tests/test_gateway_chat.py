@@ -85,7 +85,7 @@ async def test_the_request_says_what_the_client_asked(stack: Any) -> None:
     assert asked.stopping.ignore_eos is True
     assert asked.forced.mode == "local"
     assert plain.sampling.seed != 0
-    assert plain.stopping.max_tokens == 2048 - len(plain.prompt_ids)
+    assert plain.stopping.max_tokens == 1024
     assert plain.gateway == stack.member.incarnation
 
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from diptych_contracts.errors import DiptychError
 
 T = TypeVar("T")
+
+CANCEL_AGAIN_S = 0.2
+"""A library may swallow a cancellation (see `heeding`)."""
 
 log = logging.getLogger("diptych.bus")
 
@@ -69,10 +72,24 @@ async def woken(wake: asyncio.Event, timeout_s: float) -> None:
     wake.clear()
 
 
+async def heeding(work: Awaitable[T]) -> T:
+    """Await `work`, which may swallow a cancellation, without losing it.
+
+    nats-py swallows it while flushing, and so does `wait_for` before Python 3.12 if the answer
+    arrives in the same round of the loop: the cancelled task would go on for ever.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task else 0
+    result = await work
+    if task and task.cancelling() > before:
+        raise asyncio.CancelledError
+    return result
+
+
 async def stop(*tasks: "asyncio.Task[None] | None") -> None:
     """Cancel `tasks` and wait until they are gone."""
-    going = [task for task in tasks if task is not None]
-    for task in going:
-        task.cancel()
-    if going:
-        await asyncio.wait(going)
+    going = {task for task in tasks if task is not None}
+    while going:
+        for task in going:
+            task.cancel()
+        _, going = await asyncio.wait(going, timeout=CANCEL_AGAIN_S)

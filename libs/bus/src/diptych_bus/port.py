@@ -74,7 +74,10 @@ class Pulled(Protocol):
     num_delivered: int
 
     async def ack(self) -> None:
-        """Done: never deliver it again."""
+        """Done: do not deliver it again.
+
+        Not waited for; a server killed within moments forgets it, so handling must be idempotent.
+        """
         ...
 
     async def nak(self, delay_s: float) -> None:

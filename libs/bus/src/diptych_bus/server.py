@@ -215,7 +215,7 @@ class NatsServer:
 
     def _last_line(self) -> str:
         lines = (self.store / LOG_NAME).read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "no log"
+        return lines[-1].rsplit("] ", 1)[-1] if lines else "no log"
 
     async def __aenter__(self) -> "NatsServer":
         return await self.start()

@@ -21,9 +21,16 @@ async def listen(
     url: str, *, on_server: Callable[[], None], on_beat: Callable[[Beat], None]
 ) -> None:
     """Tell of the server whenever it is there (again), and of every beat, until cancelled."""
+
+    async def heard(message: Msg) -> None:
+        try:
+            on_beat(decode(message.data, Beat))
+        except Permanent:
+            return  # a stranger's message: not ours to judge
+
     client = await _connected(url, on_server)
     try:
-        await client.subscribe(subjects.BEATS, cb=lambda message: _heard(message, on_beat))
+        await client.subscribe(subjects.BEATS, cb=heard)
         on_server()
         await asyncio.Event().wait()
     finally:
@@ -50,13 +57,6 @@ async def _connected(url: str, on_server: Callable[[], None]) -> Client:
             return client
         except (TimeoutError, OSError, NatsError):
             await asyncio.sleep(_PAUSE_S)
-
-
-async def _heard(message: Msg, on_beat: Callable[[Beat], None]) -> None:
-    try:
-        on_beat(decode(message.data, Beat))
-    except Permanent:
-        return  # a stranger's message: not ours to judge
 
 
 async def _quiet(_: Exception) -> None:

@@ -121,12 +121,13 @@ class Stack:
         self._names: dict[int, str] = {}
         self._details: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._finished: asyncio.Future[int] = asyncio.Future()
+        self._finished: asyncio.Future[int]
         self._tasks: asyncio.TaskGroup
         log.expect(list(self._specs))
 
     async def run(self) -> int:
         """Start everything, attend to it, and stop it when asked; gives the exit code."""
+        self._finished = asyncio.get_running_loop().create_future()
         async with asyncio.TaskGroup() as self._tasks:
             side = (
                 self._tasks.create_task(self._listen()),
@@ -163,12 +164,14 @@ class Stack:
             case supervising.Start(name):
                 self._tasks.create_task(self._attend(self._specs[name]))
             case supervising.Terminate(name):
-                self._children[name].terminate()
+                if child := self._children.get(name):
+                    child.terminate()
             case supervising.Kill(name):
-                self._log.say(name, "did not stop in time: killed", "warning")
-                self._children[name].kill()
+                self._log.say(name, "killed: it did not stop in time", "warning")
+                if child := self._children.get(name):
+                    child.kill()
             case supervising.TellReady(name, took_s):
-                self._log.say(name, f"ready after {took_s:.1f} s (pid {self._children[name].pid})")
+                self._log.say(name, f"ready after {took_s:.1f} s")
             case supervising.TellAllReady(took_s):
                 self._log.plain(welcome.text(self._plan, took_s))
             case supervising.TellExit():
@@ -186,8 +189,10 @@ class Stack:
             return
         self._children[spec.name] = child
         self._names[child.pid] = spec.name
+        if self._supervisor.state(spec.name) is supervising.State.STOPPING:
+            child.terminate()  # asked to end while it was being started
         code = await child.attend(self._log.line)
-        del self._names[child.pid]
+        del self._names[child.pid], self._children[spec.name]
         if spec.name != stack.NATS:
             _sweep()
         self._apply(supervising.ChildExited(spec.name, code))

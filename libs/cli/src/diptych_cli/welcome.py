@@ -5,7 +5,11 @@ import shlex
 
 from diptych_cli import stack
 
-_QUESTION = "What is the capital of France?"
+# Without a system message SmolLM2 takes its own default one, and answers in French.
+_MESSAGES = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
 
 
 def text(plan: stack.Plan, took_s: float) -> str:
@@ -32,7 +36,8 @@ def curl(plan: stack.Plan) -> str:
     body = {
         "model": plan.model,
         "stream": True,
-        "messages": [{"role": "user", "content": _QUESTION}],
+        "temperature": 0,
+        "messages": _MESSAGES,
     }
     return (
         f"curl -N {shlex.quote(plan.base_url + '/chat/completions')} "

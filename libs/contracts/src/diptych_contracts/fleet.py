@@ -47,6 +47,10 @@ class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registr
     context_tokens: int
     host: str = ""
     """Boot id of its machine: workers that share it can share memory."""
+    cap_min_w: float = 0.0
+    """The lowest power cap its device takes."""
+    cap_default_w: float = 0.0
+    """The cap it has when nobody governs it, also the highest; 0: it cannot be capped."""
 
 
 class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load.1"):

@@ -13,3 +13,9 @@ class PowerSetPoint(Message, frozen=True, kw_only=True, tag="power_set_point.1")
     """Rises with each set-point of one governor; an older one is dropped."""
     cap_w: float
     lease_ms: int
+
+
+class GovernorLease(Message, frozen=True, kw_only=True, tag="governor_lease.1"):
+    """Who governs: bucket `leases`, key `governor`. Only one governor acts at a time."""
+
+    governor: Incarnation

@@ -14,6 +14,7 @@ them. So whatever uses these formulas is a simulation and says so.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from math import log2
 
 
@@ -72,7 +73,7 @@ def full_clock_w(profile: PowerProfile, work: Work, *, batch: int = 1) -> float:
     points = profile.decode_w
     if batch <= points[0][0]:
         return points[0][1]
-    for (batch_a, watts_a), (batch_b, watts_b) in zip(points, points[1:], strict=False):
+    for (batch_a, watts_a), (batch_b, watts_b) in pairwise(points):
         if batch <= batch_b:
             way = log2(batch / batch_a) / log2(batch_b / batch_a)
             return watts_a + way * (watts_b - watts_a)

@@ -86,9 +86,9 @@ class SimulatedDevice:
 
     def read(self, now_s: float) -> Reading:
         """The device now. `now_s` is monotonic; the lease and idle energy follow it."""
-        if self._read_s is not None:
-            self._idle_j += self._profile.idle_w * max(0.0, now_s - self._read_s)
-        self._read_s = now_s
+        before_s = now_s if self._read_s is None else self._read_s
+        self._read_s = max(before_s, now_s)
+        self._idle_j += self._profile.idle_w * (self._read_s - before_s)
         self._cap_w = self._lease.cap_w(now_s)
         return Reading(
             power_w=self._profile.idle_w + self._window.mean_above_idle_w(now_s),

@@ -1,31 +1,27 @@
 """A whole Diptych in one process, but for the gateway: memory bus, toy engine, real KV links."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import msgspec
-
 from diptych_bus.memory import MemoryBroker, MemoryBus
-from diptych_bus.port import JournalItem
+from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
 from diptych_contracts import subjects
-from diptych_contracts.fleet import Beat, Role
-from diptych_contracts.ids import Incarnation, RequestId
-from diptych_contracts.journal import End
-from diptych_contracts.requests import Request, RequestRecord
+from diptych_contracts.fleet import Beat, Role, WorkerLoad
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_engine.port import StepEngine
 from diptych_engine.step_loop import StepLoop
-from diptych_policy.journal import RequestView, parts
 from diptych_power.sim import SimulatedDevice
 from diptych_scheduler import app as scheduler
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_testkit.builders import GATEWAY, MODEL
+from diptych_testkit.bus_client import BusClient
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_testkit.toy_engine import ToyStepEngine
 from diptych_worker.assembling import run_worker
@@ -54,40 +50,17 @@ class Life:
     beating: bool = True
 
 
-@dataclass(slots=True)
-class Client:
-    """Follows one gateway's journal, as a gateway does."""
-
-    views: dict[RequestId, RequestView] = field(default_factory=dict)
-    delivered: dict[RequestId, list[int]] = field(default_factory=dict)
-    ends: dict[RequestId, End] = field(default_factory=dict)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def hear(self, item: JournalItem) -> None:
-        """One journal entry."""
-        for part in parts(item.entry):
-            view = self.views.get(part.request_id)
-            if view is None:
-                continue
-            change = view.apply(part)
-            self.delivered[part.request_id] += change.new_ids
-            if change.end is not None:
-                assert part.request_id not in self.ends, "a request ended twice"
-                self.ends[part.request_id] = change.end
-        self.news.set()
-
-
 class SmallFleet:
     """Start members, send requests, end lives."""
 
     def __init__(self, broker: MemoryBroker, tasks: asyncio.TaskGroup) -> None:
         self.broker = broker
         self.bus = broker.connect("test")
-        self.client = Client()
+        self.client = BusClient(self.bus, GATEWAY)
         self.lives: dict[str, Life] = {}
+        self.loads: dict[str, WorkerLoad] = {}
+        self._load_news = asyncio.Event()
         self._tasks = tasks
-        self._rng = Random(0)
-        self._sent = 0
 
     def _member(self, service: str, name: str) -> Member:
         bus = self.broker.connect(name)
@@ -141,31 +114,41 @@ class SmallFleet:
                 await asyncio.sleep(0.01)
                 waiting = {n for n in waiting if not self.lives[n].member.vitals.readiness.ready}
 
-    async def send(self, request: Request) -> None:
-        """Store a request, as a gateway does."""
-        request = msgspec.structs.replace(request, created_unix_ms=time.time_ns() // 1_000_000)
-        self.client.views[request.request_id] = RequestView(request.request_id)
-        self.client.delivered[request.request_id] = []
-        subject = subjects.request(request.priority_class, request.model)
-        await self.bus.store(subject, request, msg_id=request.request_id, timeout_s=1.0)
+    async def until_reserved(self, worker: str, timeout_s: float = 10.0) -> None:
+        """Wait until `worker` has given a ticket."""
+        await self._until_load(
+            lambda: self.loads[worker].transfer_slots_used > 0, timeout_s=timeout_s
+        )
 
-    async def ended(self, request_id: str, timeout_s: float = 20.0) -> End:
-        """Wait for the end of a request."""
-        key = RequestId(request_id)
-        await self.until(lambda: key in self.client.ends, timeout_s=timeout_s)
-        return self.client.ends[key]
+    async def settled(self, timeout_s: float = 10.0) -> None:
+        """Wait until no worker holds a sequence, a KV cell or a transfer slot."""
+        await self._until_load(
+            lambda: all(_holds_nothing(self.loads[w]) for w in self.loads if w in self.lives),
+            timeout_s=timeout_s,
+        )
 
-    async def until(self, holds: Any, timeout_s: float = 20.0) -> None:
-        """Wait for journal news until `holds()`."""
+    async def _until_load(self, holds: Callable[[], bool], *, timeout_s: float) -> None:
+        self.loads.clear()
+        workers = {n for n, life in self.lives.items() if life.member.service.endswith("worker")}
         async with asyncio.timeout(timeout_s):
-            while not holds():
-                self.client.news.clear()
-                await self.client.news.wait()
+            while not (workers <= self.loads.keys() and holds()):
+                self._load_news.clear()
+                await self._load_news.wait()
 
-    async def record(self, request_id: str) -> RequestRecord | None:
-        """The record of a request."""
-        kept = await self.bus.bucket(REQUEST_RECORDS, RequestRecord).get(request_id)
-        return kept.value if kept else None
+    def _hear_load(self, delivery: Delivery) -> None:
+        load: WorkerLoad = delivery.decode(WorkerLoad)
+        self.loads[load.worker] = load
+        self._load_news.set()
+
+    async def closed(self, request_id: str, timeout_s: float = 10.0) -> RequestRecord:
+        """The record of a request, once it is closed."""
+        records = self.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        async with asyncio.timeout(timeout_s):
+            while True:
+                kept = await records.get(request_id)
+                if kept is not None and kept.value.state is RecordState.CLOSED:
+                    return kept.value
+                await asyncio.sleep(0.02)
 
     async def kill(self, name: str) -> None:
         """End a member's life without a word: nothing it says after this arrives."""
@@ -187,18 +170,15 @@ async def small_fleet(broker: MemoryBroker | None = None) -> AsyncIterator[Small
     """A fleet without members; everything still running at the end is stopped."""
     async with asyncio.TaskGroup() as tasks:
         fleet = SmallFleet(broker or MemoryBroker(), tasks)
-        following = await fleet.bus.follow(GATEWAY, fleet.client.hear)
-        beating = tasks.create_task(_beat_as_gateway(fleet.bus))
+        await fleet.client.start()
+        await fleet.bus.subscribe(subjects.LOADS, fleet._hear_load)
         try:
             yield fleet
         finally:
             await fleet.stop()
-            beating.cancel()
-            await following.close()
+            await fleet.client.close()
 
 
-async def _beat_as_gateway(bus: MemoryBus) -> None:
-    while True:
-        beat = Beat(member=GATEWAY, service="gateway", count=0, ready=True)
-        await bus.publish(subjects.beat(GATEWAY), beat)
-        await asyncio.sleep(_BEAT_S)
+def _holds_nothing(load: WorkerLoad) -> bool:
+    held = (load.running, load.waiting, load.kv_tokens_used, load.transfer_slots_used)
+    return held == (0, 0, 0, 0)

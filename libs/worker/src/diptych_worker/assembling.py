@@ -24,6 +24,7 @@ from diptych_text.codec import TextCodec
 from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
+from diptych_worker.metering import WorkerMetrics
 from diptych_worker.registering import Register
 from diptych_worker.service import Parts, Worker
 from diptych_worker.settings import WorkerSettings
@@ -100,8 +101,11 @@ async def run_worker(
         kv_tokens=spec.kv_tokens,
         context_tokens=card.context_tokens,
         host=boot_id(),
+        cap_min_w=device.cap_min_w,
+        cap_default_w=device.cap_default_w,
     )
-    news = EngineNews(member.bus, member.incarnation, device, now_s=member.now_s)
+    metrics = WorkerMetrics(card.model, spec)
+    news = EngineNews(member.bus, member.incarnation, device, metrics, now_s=member.now_s)
     admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
     parts = Parts(
         engine=engine,
@@ -118,6 +122,7 @@ async def run_worker(
         take_over=TakeOver(incoming, admission, spec.fingerprint, now_s=member.now_s),
         register=Register(member.bus, registration, card),
         device=device,
+        metrics=metrics,
     )
     worker = Worker(member, parts, drain_s=settings.drain_s)
     engine.start(news.heard)

@@ -23,6 +23,8 @@ class Attempt:
     expires_s: float
     started_s: float | None = None
     first_token_s: float | None = None
+    token_s: float | None = None
+    """When it last had a token."""
     energy_j: float = 0.0
     energy_source: str = "sim"
     verified_s: float = 0.0

@@ -19,10 +19,10 @@ from diptych_engine.port import (
     SequenceStarted,
     StepReport,
 )
-from diptych_power.attribution import split_j
 from diptych_telemetry import logger
 from diptych_worker.attempts import Attempt
 from diptych_worker.device import Device
+from diptych_worker.metering import WorkerMetrics
 
 log = logger("worker")
 
@@ -37,12 +37,14 @@ class EngineNews:
         journal: Journal,
         worker: Incarnation,
         device: Device,
+        metrics: WorkerMetrics,
         *,
         now_s: Callable[[], float],
     ) -> None:
         self._journal = journal
         self._worker = worker
         self._device = device
+        self._metrics = metrics
         self._now_s = now_s
         self._loop = asyncio.get_running_loop()
         self.attempts: dict[SequenceKey, Attempt] = {}
@@ -75,6 +77,7 @@ class EngineNews:
 
     def _on_step(self, report: StepReport) -> None:
         self._charge(report)
+        self._metrics.step(report)
         entries: dict[Incarnation, list[TokenEntry]] = defaultdict(list)
         ends: dict[Incarnation, list[End]] = defaultdict(list)
         for news in report.news:
@@ -107,15 +110,19 @@ class EngineNews:
             prefill_tokens=report.prefill_tokens,
             decode_tokens=report.decode_tokens,
         )
-        for key, share_j in split_j(energy_j, report.tokens_by_key).items():
+        total = sum(report.tokens_by_key.values())
+        for key, tokens in report.tokens_by_key.items():
             attempt = self.attempts.get(key)
             if attempt is not None:
-                attempt.energy_j += share_j
+                attempt.energy_j += energy_j * tokens / total
 
     def _take_tokens(self, attempt: Attempt, news: NewTokens) -> End | None:
         now_s = self._now_s()
         if attempt.first_token_s is None:
             attempt.first_token_s = now_s
+        if news.token_ids:
+            self._metrics.tokens(attempt, len(news.token_ids), now_s)
+            attempt.token_s = now_s
         if not attempt.sampled.done():
             attempt.sampled.set_result(news)
         if news.finish is None:
@@ -142,6 +149,7 @@ class EngineNews:
     def _leave(self, attempt: Attempt) -> None:
         del self.attempts[attempt.key]
         attempt.left.set()
+        self._metrics.ended(attempt, self._now_s())
 
 
 def _entry(news: NewTokens) -> TokenEntry:

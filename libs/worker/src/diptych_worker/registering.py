@@ -1,14 +1,13 @@
 """Telling the others what this worker offers, and how it is."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych_bus.port import Bus, Delivery, Gone, Kept
 from diptych_contracts import subjects
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import Incompatible
-from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
+from diptych_contracts.fleet import Beat, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.streams import MODELS, WORKER_TTL_S, WORKERS
 from diptych_contracts.wire import encode
@@ -83,16 +82,3 @@ class Register:
         await asyncio.sleep(LISTEN_S)
         await beats.close()
         return heard
-
-
-class LoadReporter:
-    """Publishes telemetry every 100 ms, and the same values as metrics."""
-
-    def __init__(self, bus: Bus, read: Callable[[], WorkerLoad]) -> None:
-        self._bus = bus
-        self._read = read
-
-    async def report(self) -> None:
-        """Publish the load as it is now."""
-        load = self._read()
-        await self._bus.publish(subjects.load(load.worker), load)

@@ -33,6 +33,7 @@ from diptych_worker.attempts import Attempt
 from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
+from diptych_worker.metering import WorkerMetrics
 from diptych_worker.registering import Register
 from diptych_worker.taking_over import TakeOver, context_tokens, whole_tokens
 
@@ -55,6 +56,7 @@ class Parts:
     take_over: TakeOver
     register: Register
     device: Device
+    metrics: WorkerMetrics
 
 
 class Worker:
@@ -72,6 +74,7 @@ class Worker:
         self._take_over = parts.take_over
         self._register = parts.register
         self._device = parts.device
+        self._metrics = parts.metrics
         self._attempts: dict[SequenceKey, Attempt] = {}
 
     async def run(self) -> None:
@@ -276,6 +279,7 @@ class Worker:
             energy_j=reading.energy_j,
             energy_source=self._device.energy_source,
         )
+        self._metrics.load(report)
         await self._bus.publish(subjects.load(self._me), report)
 
     def _on_power(self, delivery: Delivery) -> None:

@@ -34,6 +34,8 @@ class Identity:
 
     gateway: Incarnation
     deadlines: Deadlines
+    default_max_tokens: int
+    """Longest answer to a call that names no limit."""
 
 
 class Acceptance:
@@ -77,7 +79,12 @@ class Acceptance:
             prompt_ids=tuple(prompt_ids),
             sampling=sampling,
             stopping=Stopping(
-                max_tokens=room(call.max_tokens, len(prompt_ids), served.card.context_tokens),
+                max_tokens=room(
+                    call.max_tokens,
+                    len(prompt_ids),
+                    context_tokens=served.card.context_tokens,
+                    default_tokens=identity.default_max_tokens,
+                ),
                 stop=call.stop,
                 ignore_eos=call.ignore_eos,
             ),
@@ -125,8 +132,8 @@ def _encode(codec: TextCodec, call: ChatCall) -> list[int]:
     return codec.encode(codec.render(call.messages))
 
 
-def room(asked: int | None, prompt_tokens: int, context_tokens: int) -> int:
-    """How long the answer may be: as asked, or the rest of the context.
+def room(asked: int | None, prompt_tokens: int, *, context_tokens: int, default_tokens: int) -> int:
+    """How long the answer may be: as asked, or the default as far as the context allows.
 
     Raises:
         ContextOverflow: says what was asked for and what there is.
@@ -134,7 +141,7 @@ def room(asked: int | None, prompt_tokens: int, context_tokens: int) -> int:
     left = context_tokens - prompt_tokens
     if asked is None:
         if left >= 1:
-            return left
+            return min(left, default_tokens)
         wanted = f"the messages alone have {prompt_tokens}"
     elif asked <= left:
         return asked

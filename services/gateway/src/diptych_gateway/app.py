@@ -31,7 +31,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     admission = Admission(settings.max_in_flight)
     chat = ChatCompletions(
         settings=settings,
-        identity=Identity(member.incarnation, deadlines(settings)),
+        identity=Identity(member.incarnation, deadlines(settings), settings.default_max_tokens),
         now_s=member.now_s,
         admission=admission,
         acceptance=Acceptance(member.bus, models, executor=executor, rng=member.rng),

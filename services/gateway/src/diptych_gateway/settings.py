@@ -13,6 +13,9 @@ class GatewaySettings(ServiceSettings):
     body_s: float = 30.0
     """How long a client may take to send its body."""
     max_in_flight: int = 256
+    default_max_tokens: int = 1024
+    """Longest answer to a request without `max_tokens`: workers promise KV room for the whole
+    answer, so the rest of the context would let two such requests fill a worker."""
     accept_s: float = 1.0
     """JetStream must acknowledge a request within this time."""
     first_token_s: float = 60.0

@@ -1,1 +1,1 @@
-
+"""Sends leased power set-points to every worker's device, within the fleet's budget."""

@@ -12,7 +12,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from diptych_bus.jetstream.connection import Connection, Listening
-from diptych_bus.lifetime import stop
+from diptych_bus.lifetime import heeding, stop
 from diptych_bus.ring import Ring, Unacked
 from diptych_bus.sizes import check_size
 from diptych_contracts import subjects
@@ -99,8 +99,10 @@ class Appender:
 
     async def _send(self, entry: Unacked) -> None:
         try:
-            await self._connection.client.publish(
-                entry.subject, entry.data, reply=f"{self._prefix}{entry.number}"
+            await heeding(
+                self._connection.client.publish(
+                    entry.subject, entry.data, reply=f"{self._prefix}{entry.number}"
+                )
             )
         except (nats.errors.Error, OSError) as err:
             log.debug("journal_send_failed: %s: %s", entry.subject, err)

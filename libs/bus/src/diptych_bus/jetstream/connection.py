@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from diptych_bus.jetstream.transport import AbortingTransport
-from diptych_bus.lifetime import Lifetime, woken
+from diptych_bus.lifetime import Lifetime, heeding, woken
 from diptych_bus.sizes import check_size
 from diptych_contracts.errors import BusAway, Transient
 
@@ -53,7 +53,7 @@ class Listening:
         self._handler = None
         if self.subscription is not None:
             try:
-                await self.subscription.unsubscribe()
+                await heeding(self.subscription.unsubscribe())
             except nats.errors.Error:
                 return  # closed already
 
@@ -100,6 +100,7 @@ class Connection:
             reason = self._last_error or err
             raise BusAway(f"expected NATS at {url} within {wait_s:g} s: {reason}") from err
         self._up.set()
+        self.lifetime.start(self._watch_reconnecting(), "reconnecting")
         return self
 
     @property
@@ -119,8 +120,10 @@ class Connection:
         """Subscribe for what this client asks for itself; see also `listen_for_others`."""
         listening = Listening(handler, self.lifetime, subject)
         try:
-            listening.subscription = await self.client.subscribe(
-                subject, cb=listening.on_message, pending_msgs_limit=BACKLOG_MESSAGES
+            listening.subscription = await heeding(
+                self.client.subscribe(
+                    subject, cb=listening.on_message, pending_msgs_limit=BACKLOG_MESSAGES
+                )
             )
         except nats.errors.Error as err:
             raise BusAway(f"cannot subscribe to {subject}: {err}") from err
@@ -162,8 +165,10 @@ class Connection:
         if not self.connected:
             return
         try:
-            await self.client.publish(
-                subject, data, reply=reply, headers=dict(headers) if headers else None
+            await heeding(
+                self.client.publish(
+                    subject, data, reply=reply, headers=dict(headers) if headers else None
+                )
             )
         except _ERRORS as err:
             log.debug("bus_publish_dropped: %s: %s", subject, err)
@@ -219,6 +224,7 @@ class Connection:
                 raise BusAway(f"connection to {self._url} is closed") from err
             except _ERRORS:
                 not_ready = False
+                await asyncio.sleep(NOT_READY_PAUSE_S)
         if not_ready:
             raise Transient(f"JetStream at {self._url} is not ready: nobody answers on {subject}")
         raise BusAway(f"no answer on {subject} within {timeout_s:g} s")
@@ -226,10 +232,11 @@ class Connection:
     async def _ask_once(
         self, subject: str, data: bytes, headers: Mapping[str, str] | None, timeout_s: float
     ) -> Msg:
-        async with asyncio.timeout(timeout_s):
-            return await self.client.request(
-                subject, data, timeout=2 * timeout_s, headers=dict(headers) if headers else None
+        return await heeding(
+            self.client.request(
+                subject, data, timeout=timeout_s, headers=dict(headers) if headers else None
             )
+        )
 
     async def close(self) -> None:
         """Send what is buffered and leave."""
@@ -237,6 +244,14 @@ class Connection:
         if self.connected:
             await self.settle()
         await self.client.close()
+
+    async def _watch_reconnecting(self) -> None:
+        """Say so if nats-py's reconnecting ends by an exception it does not expect."""
+        while True:
+            await asyncio.sleep(1.0)
+            task = self.client._reconnection_task
+            if self.client.is_reconnecting and task is not None and task.done():
+                self.lifetime.end(BusAway(f"reconnecting to {self._url} ended: {self._last_error}"))
 
     async def _on_error(self, err: Exception) -> None:
         self._last_error = err

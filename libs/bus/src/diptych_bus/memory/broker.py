@@ -79,7 +79,7 @@ class MemoryBroker:
 
     def connect(self, name: str) -> "MemoryBus":
         """A bus of its own for one service; needs a running loop."""
-        from diptych_bus.memory.bus import MemoryBus  # the bus knows the broker, not the reverse
+        from diptych_bus.memory.bus import MemoryBus  # late: they know each other
 
         return MemoryBus(self, name)
 

@@ -1,0 +1,82 @@
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.server import NatsServer, command, config_text, jetstream_answers, read_port
+from diptych_contracts.errors import BusAway, Permanent, Transient
+
+
+async def test_a_server_starts_on_a_free_port_and_keeps_it(tmp_path: Path) -> None:
+    async with NatsServer(tmp_path) as server:
+        port = server.port
+        assert server.url == f"nats://127.0.0.1:{port}"
+        assert read_port(tmp_path, server.pid) == port
+        assert jetstream_answers(port)
+
+        await server.kill()
+        assert not jetstream_answers(port)
+        await server.start()
+        assert server.port == port
+    with pytest.raises(Transient):
+        _ = server.pid
+
+
+async def test_a_frozen_server_can_be_stopped(tmp_path: Path) -> None:
+    server = await NatsServer(tmp_path).start()
+    server.freeze()
+    assert not jetstream_answers(server.port, timeout_s=0.1)
+
+    await server.stop()
+
+    assert not jetstream_answers(server.port)
+
+
+async def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+        with pytest.raises(Permanent, match=f"port {port} on 127.0.0.1 is in use"):
+            await NatsServer(tmp_path, port=port).start()
+
+
+async def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
+    (tmp_path / "jetstream").write_text("not a directory")
+
+    with pytest.raises(Permanent, match="nats-server ended with 1: Can't start JetStream"):
+        await NatsServer(tmp_path).start()
+
+
+def test_a_supervisor_can_run_it_itself(tmp_path: Path) -> None:
+    config = tmp_path / "nats.conf"
+
+    argv = command(config)
+
+    assert Path(argv[0]).name == "nats-server"
+    assert argv[1:] == ["--config", str(config)]
+    assert "port: 4222" in config_text(tmp_path, port=4222)
+    assert "max_payload: 4194304" in config_text(tmp_path)
+
+
+async def test_connecting_to_nobody_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+
+    with pytest.raises(BusAway, match=f"expected NATS at nats://127.0.0.1:{port} within 0.3 s"):
+        await JetStreamBus.connect(f"nats://127.0.0.1:{port}", name="t", wait_s=0.3)
+
+
+async def test_a_bus_waits_for_a_server_that_starts_later(tmp_path: Path) -> None:
+    server = await NatsServer(tmp_path).start()
+    await server.stop()
+
+    connecting = asyncio.ensure_future(JetStreamBus.connect(server.url, name="t", wait_s=5.0))
+    await asyncio.sleep(0.2)
+    await server.start()
+
+    bus = await connecting
+    assert bus.connected
+    await bus.close()
+    await server.stop()

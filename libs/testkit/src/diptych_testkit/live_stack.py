@@ -1,0 +1,184 @@
+"""A real stack: nats-server, the real engine on real weights, each service its own process.
+
+Unlike `diptych up` nothing is restarted here, so a test can kill what it wants.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from diptych_bus.server import NatsServer
+
+GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
+MODEL = "smollm2-135m"
+READY_S = 60.0
+STOP_S = 15.0
+
+
+def gguf_path() -> Path:
+    """The weights live tests run on. Raises, saying how to get them, if they are not here."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    pulled = cache / "diptych/models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
+    path = Path(os.environ.get(GGUF_VARIABLE) or pulled)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"live tests need weights at {path}: run `diptych models pull {MODEL}` "
+            f"or set {GGUF_VARIABLE}"
+        )
+    return path
+
+
+def free_port() -> int:
+    """A port nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Process:
+    """One service."""
+
+    def __init__(self, service: str, folder: Path, environment: Mapping[str, str]) -> None:
+        self.service = service
+        self.health_port = free_port()
+        self.log = folder / f"{service}-{self.health_port}.log"
+        health = f"DIPTYCH_{service.upper().replace('-', '_')}__HEALTH_PORT"
+        command = (sys.executable, "-m", f"diptych_{service.replace('-', '_')}")
+        tether = (sys.executable, "-m", "diptych_chassis.tether", str(os.getpid()), "--")
+        with self.log.open("wb") as log:
+            self.popen = subprocess.Popen(
+                (*tether, *command),
+                env={**os.environ, **environment, health: str(self.health_port)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+
+    @property
+    def readiness(self) -> dict[str, object]:
+        """What its readiness probe says; empty while it does not listen."""
+        url = f"http://127.0.0.1:{self.health_port}/health/ready"
+        try:
+            with urllib.request.urlopen(url, timeout=1) as answer:
+                body: dict[str, object] = json.load(answer)
+                return {**body, "status": answer.status}
+        except urllib.error.HTTPError as err:
+            return {"status": err.code}
+        except OSError:
+            return {}
+
+    @property
+    def incarnation(self) -> str:
+        """Its id on the bus."""
+        return str(self.readiness["incarnation"])
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Wait until it serves; an early death shows its last words."""
+        give_up_s = time.monotonic() + timeout_s
+        while self.readiness.get("status") != 200:
+            if self.popen.poll() is not None or time.monotonic() > give_up_s:
+                raise AssertionError(f"{self.service} is not ready: {self.last_words()}")
+            time.sleep(0.05)
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-2000:]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a real signal."""
+        self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.popen.kill()
+        self.popen.wait(STOP_S)
+
+    def stop(self) -> int:
+        """SIGTERM, SIGKILL if that does not help; gives the exit code."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.terminate()
+            try:
+                self.popen.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.popen.returncode
+
+
+class LiveStack:
+    """One nats-server and any number of services."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
+        self.nats = NatsServer(folder / "nats")
+        self.nats.start_blocking()
+        self.port = free_port()
+        self.processes: list[Process] = []
+        self._settings = settings
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client is given."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def environment(self, service: str, **settings: str) -> dict[str, str]:
+        """The variables of one service."""
+        variables = {"DIPTYCH_ALL__NATS_URL": self.nats.url, "DIPTYCH_ALL__DRAIN_S": "3"}
+        own: dict[str, str] = {}
+        if service == "gateway":
+            own = {"PORT": str(self.port)}
+        elif service.endswith("worker"):
+            own = {"MODEL_PATH": str(gguf_path()), "MODEL": MODEL, "THREADS": "1"}
+        prefix = f"DIPTYCH_{service.upper().replace('-', '_')}__"
+        variables |= {f"DIPTYCH_ALL__{name}": value for name, value in self._settings.items()}
+        return variables | {prefix + name: value for name, value in (own | settings).items()}
+
+    def start(self, service: str, **settings: str) -> Process:
+        """Start a service; it is not ready yet."""
+        process = Process(service, self.folder, self.environment(service, **settings))
+        self.processes.append(process)
+        return process
+
+    def start_all(self) -> None:
+        """One of each, ready."""
+        services = ("prefill-worker", "decode-worker", "scheduler", "power-governor", "gateway")
+        started = [self.start(service) for service in services]
+        for process in started:
+            process.wait_ready()
+        self.wait_for_model()
+
+    def wait_for_model(self, timeout_s: float = READY_S) -> None:
+        """Wait until the gateway lists the model."""
+        give_up_s = time.monotonic() + timeout_s
+        while MODEL not in self._models():
+            if time.monotonic() > give_up_s:
+                raise AssertionError("the gateway does not list the model")
+            time.sleep(0.05)
+
+    def _models(self) -> str:
+        try:
+            with urllib.request.urlopen(f"{self.base_url}/models", timeout=1) as answer:
+                text: str = answer.read().decode()
+                return text
+        except OSError:
+            return ""
+
+    def of(self, service: str) -> Process:
+        """The newest running process of a service."""
+        running = [p for p in self.processes if p.service == service and p.popen.poll() is None]
+        return running[-1]
+
+    def close(self) -> None:
+        """Stop everything."""
+        for process in reversed(self.processes):
+            process.stop()
+        self.nats.stop_blocking()

@@ -1,0 +1,55 @@
+"""A worker's metrics: its load as gauges, its steps and attempts as histograms."""
+
+from diptych_contracts.fleet import WorkerLoad
+from diptych_engine.port import EngineSpec, Phase, StepReport
+from diptych_telemetry.worker_metrics import steps, vllm
+from diptych_worker.attempts import Attempt
+
+
+class WorkerMetrics:
+    """Everything `/metrics` of a worker tells of its work."""
+
+    def __init__(self, model: str, spec: EngineSpec) -> None:
+        self._kv_tokens = spec.kv_tokens
+        self._model = vllm(model)
+        self._steps = steps()
+        block_tokens = spec.layout.block_tokens
+        self._model.cache_config(
+            model_name=model, block_tokens=block_tokens, blocks=spec.kv_tokens // block_tokens
+        )
+
+    def load(self, load: WorkerLoad) -> None:
+        """The load as it is now."""
+        self._model.running.set(load.running)
+        self._model.waiting.set(load.waiting)
+        self._model.kv_usage_frac.set(load.kv_tokens_used / self._kv_tokens)
+
+    def step(self, report: StepReport) -> None:
+        """An engine step was computed."""
+        tokens = report.prefill_tokens + report.decode_tokens
+        if not tokens:
+            return
+        phase = Phase.PREFILL if report.prefill_tokens else Phase.DECODE
+        self._steps.duration.labels(phase).observe(report.duration_s)
+        self._steps.batch_tokens.observe(tokens)
+        self._model.prompt_tokens.inc(report.prefill_tokens)
+
+    def tokens(self, attempt: Attempt, n_tokens: int, now_s: float) -> None:
+        """An attempt has new tokens."""
+        self._model.generation_tokens.inc(n_tokens)
+        if attempt.token_s is not None:
+            self._model.inter_token.observe(now_s - attempt.token_s)
+        elif attempt.phase is not Phase.DECODE:
+            self._model.first_token.observe(now_s - attempt.accepted_s)
+
+    def ended(self, attempt: Attempt, now_s: float) -> None:
+        """An attempt has left this worker."""
+        self._model.end_to_end.observe(now_s - attempt.accepted_s)
+        started_s, first_s = attempt.started_s, attempt.first_token_s
+        if started_s is None or first_s is None:
+            return
+        self._model.queue.observe(started_s - attempt.accepted_s)
+        if attempt.phase is not Phase.DECODE:
+            self._model.prefill.observe(first_s - started_s)
+        if attempt.phase is not Phase.PREFILL:
+            self._model.decode.observe(now_s - first_s)

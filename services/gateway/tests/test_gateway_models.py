@@ -1,0 +1,132 @@
+"""Which models are served, as workers and cards come and go."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+
+from diptych_bus.memory import MemoryBroker
+from diptych_contracts import subjects
+from diptych_contracts.cards import Fingerprint, KvLayout, ModelCard
+from diptych_contracts.errors import Transient, UnknownModel
+from diptych_contracts.fleet import Role, WorkerRegistration
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.streams import MODELS, WORKERS
+from diptych_contracts.wire import encode
+from diptych_gateway.models import Models
+from diptych_testkit.tiny_gguf import tiny_card
+
+NAME = "org/tiny.v1"
+CARD = tiny_card(model=NAME)
+LAYOUT = KvLayout(layout_id="x", engine_build="x", block_tokens=64, slot_bytes=1, dtype="f16")
+
+
+def offer(worker: str, fingerprint: Fingerprint = CARD.fingerprint) -> WorkerRegistration:
+    return WorkerRegistration(
+        worker=Incarnation(worker),
+        role=Role.DECODE,
+        engine="scripted",
+        model=NAME,
+        fingerprint=fingerprint,
+        layout=LAYOUT,
+        endpoints=(),
+        max_sequences=1,
+        kv_tokens=1,
+        context_tokens=1,
+    )
+
+
+async def put_card(bus: Any, card: ModelCard) -> None:
+    await bus.put_object(MODELS, subjects.escape(NAME), encode(card))
+
+
+async def put_offer(bus: Any, registration: WorkerRegistration) -> None:
+    await bus.bucket(WORKERS, WorkerRegistration).put(registration.worker, registration)
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Any]:
+    made = MemoryBroker().connect("test")
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def models(bus: Any) -> AsyncIterator[Models]:
+    with ThreadPoolExecutor(1) as executor:
+        made = Models(bus, executor)
+        await made.start()
+        task = asyncio.create_task(made.run())
+        yield made
+        task.cancel()
+        await asyncio.wait([task])
+        await made.close()
+
+
+async def served(models: Models, context_tokens: int = CARD.context_tokens) -> None:
+    async with asyncio.timeout(5):
+        while [card.context_tokens for card in models] != [context_tokens]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_model_nobody_offers_is_unknown(models: Models) -> None:
+    with pytest.raises(UnknownModel, match=r"served: none"):
+        models.get(NAME)
+
+
+async def test_a_card_that_comes_late_is_waited_for(bus: Any, models: Models) -> None:
+    await put_offer(bus, offer("worker-1"))
+    await asyncio.sleep(0.01)
+    with pytest.raises(Transient):
+        models.get(NAME)
+    await put_card(bus, CARD)
+    await served(models)
+    assert models.get(NAME).card == CARD
+
+
+async def test_a_model_goes_with_its_last_worker(bus: Any, models: Models) -> None:
+    await put_card(bus, CARD)
+    await put_offer(bus, offer("worker-1"))
+    await put_offer(bus, offer("worker-2"))
+    await served(models)
+    bucket = bus.bucket(WORKERS, WorkerRegistration)
+    await bucket.delete("worker-1")
+    await asyncio.sleep(0.01)
+    assert models.get(NAME).card == CARD
+    await bucket.delete("worker-2")
+    await asyncio.sleep(0.01)
+    assert list(models) == []
+    with pytest.raises(Transient, match="no worker ready"):
+        models.get(NAME)
+
+
+async def test_a_worker_with_another_base_brings_the_newest_card(bus: Any, models: Models) -> None:
+    await put_card(bus, CARD)
+    await put_offer(bus, offer("worker-1"))
+    await served(models)
+    other = Fingerprint(base="other", weights="Q8_0")
+    await put_card(bus, msgspec.structs.replace(CARD, fingerprint=other, context_tokens=99))
+    await put_offer(bus, offer("worker-2", other))
+    await served(models, context_tokens=99)
+
+
+async def test_a_stray_worker_does_not_change_the_model(bus: Any, models: Models) -> None:
+    await put_card(bus, CARD)
+    await put_offer(bus, offer("worker-1"))
+    await served(models)
+    codec = models.get(NAME).codec
+    await put_offer(bus, offer("worker-2", Fingerprint(base="stray", weights="Q8_0")))
+    await asyncio.sleep(0.05)
+    assert models.get(NAME).codec is codec
+
+
+async def test_a_broken_card_is_not_served(bus: Any, models: Models) -> None:
+    await put_card(bus, msgspec.structs.replace(CARD, tokenizer_json="{}"))
+    await put_offer(bus, offer("worker-1"))
+    await asyncio.sleep(0.05)
+    with pytest.raises(Transient):
+        models.get(NAME)
+    assert list(models) == []

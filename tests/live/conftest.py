@@ -1,0 +1,27 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diptych_testkit.live_stack import LiveStack
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    """One of each service, shared by a module; its tests must leave it whole."""
+    live = LiveStack(tmp_path_factory.mktemp("stack"))
+    try:
+        live.start_all()
+        yield live
+    finally:
+        live.close()
+
+
+@pytest.fixture
+def own_stack(tmp_path: Path) -> Iterator[LiveStack]:
+    """An empty stack of the test's own, to be broken at will."""
+    live = LiveStack(tmp_path)
+    try:
+        yield live
+    finally:
+        live.close()
