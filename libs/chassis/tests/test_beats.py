@@ -39,7 +39,7 @@ class Heard:
 
 async def eventually(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not is_so():  # noqa: ASYNC110 - another thread makes it so
+        while not is_so():
             await asyncio.sleep(0.01)
 
 

@@ -153,6 +153,13 @@ def test_a_bug_is_one_line_with_its_traceback(server: NatsServer) -> None:
     assert "KeyError: 'x'" in told["exception"]
 
 
+def test_a_handler_with_a_bug_ends_the_process(server: NatsServer) -> None:
+    body = "await member.bus.subscribe('beat.*', lambda _: {}['x']); await member.stopping.wait()"
+    service = Service("member.ready(True); " + body, nats_url=server.url)
+    assert service.ended() == 1
+    assert service.named("service_failed")["error"] == "KeyError"
+
+
 def test_a_process_that_still_waits_for_its_bus_ends_at_once() -> None:
     service = Service(SERVE, nats_url="nats://127.0.0.1:9")
     service.until("service_connecting")

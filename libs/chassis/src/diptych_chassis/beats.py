@@ -16,6 +16,7 @@ import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from diptych_chassis import cancelling
 from diptych_chassis.repeating import every
 from diptych_chassis.vitals import Vitals
 from diptych_contracts import subjects
@@ -27,7 +28,6 @@ from diptych_telemetry import logger, metrics
 PERIOD_S = 0.1
 _CONNECT_PAUSE_S = 0.2
 _CALL_TIMEOUT_S = 5.0
-_CANCEL_AGAIN_S = 0.2
 
 T = TypeVar("T")
 log = logger(__name__)
@@ -78,9 +78,7 @@ class BeatThread:
         self._running.set()
         beating = asyncio.create_task(self._beat_on())
         await self._stop.wait()
-        while not beating.done():  # nats-py swallows a cancellation while it connects
-            beating.cancel()
-            await asyncio.wait({beating}, timeout=_CANCEL_AGAIN_S)
+        await cancelling.end(beating)
 
     async def _beat_on(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.port import Bus
 from diptych_chassis import health
 from diptych_chassis.beats import BeatThread
+from diptych_chassis.cancelling import cancellable
 from diptych_chassis.ending import Ending
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
@@ -82,10 +83,7 @@ async def _live(
     try:
         async with ending.limited():
             log.info("service_connecting")
-            url, wait_s = settings.nats_url, settings.bus_wait_s
-            async with _closing(
-                await JetStreamBus.connect(url, name=incarnation, wait_s=wait_s)
-            ) as bus:
+            async with _joined(settings, incarnation) as bus:
                 member = Member(
                     service=service,
                     incarnation=incarnation,
@@ -104,7 +102,9 @@ async def _live(
 
 
 @contextlib.asynccontextmanager
-async def _closing(bus: JetStreamBus) -> AsyncIterator[JetStreamBus]:
+async def _joined(settings: ServiceSettings, name: str) -> AsyncIterator[JetStreamBus]:
+    connecting = JetStreamBus.connect(settings.nats_url, name=name, wait_s=settings.bus_wait_s)
+    bus = await cancellable(connecting)
     try:
         yield bus
     finally:
@@ -161,6 +161,7 @@ async def _serve(member: Member, serve: Serve) -> None:
         side = (
             tasks.create_task(_serve_probes(member)),
             tasks.create_task(_watch_bus(member.bus)),
+            tasks.create_task(_end_with(member.bus)),
         )
         await serve(member)
         for task in side:
@@ -185,6 +186,13 @@ async def _watch_bus(bus: Bus) -> None:
             (log.info if there else log.warning)("bus_returned" if there else "bus_away")
 
     await every(_PROBE_PERIOD_S, look)
+
+
+async def _end_with(bus: Bus) -> None:
+    """Fail when the bus is gone for good: a client gave up, or one of our handlers has a bug."""
+    await asyncio.wait({bus.closed})
+    if reason := bus.closed.result():
+        raise reason
 
 
 def _sole(err: BaseException) -> BaseException:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diptych_bus import server
+from diptych_chassis import cancelling
 from diptych_cli import children, folders, models, readiness, stack, supervising, welcome
 from diptych_cli.failing import CliError
 from diptych_cli.merged_log import MergedLog
@@ -137,7 +138,7 @@ class Stack:
             self._apply(supervising.Begun())
             code = await self._finished
             for task in side:
-                task.cancel()
+                await cancelling.end(task)
         return code
 
     def _on_signals(self, act: Callable[[], None]) -> None:
