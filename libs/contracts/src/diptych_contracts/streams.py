@@ -75,7 +75,7 @@ TOKENS = StreamSpec(
     max_age_s=TOTAL_DEADLINE_S + RESUME_WINDOW_S,
     max_bytes=8 * 1024**3,
     discard=Discard.OLD,
-    dedupe_s=1.0,
+    dedupe_s=MINUTE_S,
     republish=("token.*", "live.{{wildcard(1)}}"),
 )
 EVENTS = StreamSpec(
