@@ -134,7 +134,7 @@ class Stack:
                 self._tasks.create_task(self._listen()),
                 self._tasks.create_task(self._tell_of_waiting()),
             )
-            self._on_signals(lambda: self._apply(supervising.StopAsked()))
+            self._on_signals(self._stop)
             self._apply(supervising.Begun())
             code = await self._finished
             for task in side:
@@ -145,6 +145,10 @@ class Stack:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, act)
+
+    def _stop(self) -> None:
+        self._log.plain("\nstopping (again to kill)")
+        self._apply(supervising.StopAsked())
 
     def _apply(self, event: supervising.Event) -> None:
         for effect in self._supervisor.handle(event, now_s=time.monotonic()):

@@ -89,6 +89,7 @@ class Ledger:
         self._arrivals = 0
         self._now_s = 0.0
         self._unix_ms = 0
+        self._may_place = False
         self.log: deque[Event] = deque(maxlen=256)
 
     # Questions
@@ -147,6 +148,7 @@ class Ledger:
             case MemberWasLost(member):
                 effects = self._lost(member)
             case Ticked():
+                self._may_place = True
                 effects = [e for live in list(self._live.values()) for e in self._due(live)]
         return effects + self._place()
 
@@ -185,7 +187,7 @@ class Ledger:
         live = self._live.get(request_id)
         if live is None or live.stage is not Stage.CREATING:
             return []
-        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._queue(live)
         event = RequestQueued(request_id=request_id, scheduler=self._me)
         return [Announce(request_id, event, f"{request_id}.queued")]
 
@@ -270,7 +272,7 @@ class Ledger:
             live.to(Stage.FENCING, now_s=self._now_s)
             return [PublishFence(record.gateway, live.fence())]
         if record.state is RecordState.QUEUED or record.assignment is None:
-            live.to(Stage.QUEUED, now_s=self._now_s)
+            self._queue(live)
             return []
         assignment = record.assignment
         if any(not self._fleet.alive(w) for w in assignment.workers if live.needs(w)):
@@ -312,7 +314,7 @@ class Ledger:
         """The fence is in the journal: the answer so far is the prefix of the new attempt."""
         if len(live.view.token_ids) >= live.request.stopping.max_tokens:
             return self._end(live, EndReason.LENGTH, "")
-        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._queue(live)
         return []
 
     def _failed(self, live: LiveRequest, failed: AttemptFailed) -> list[Effect]:
@@ -356,6 +358,10 @@ class Ledger:
     # Placing
 
     def _place(self) -> list[Effect]:
+        """Place what is queued, if time, room or the queue has changed: not at every token."""
+        if not self._may_place:
+            return []
+        self._may_place = False
         waiting = [e for e in self._live.values() if e.stage is Stage.QUEUED]
         waiting.sort(key=lambda e: order_key(e.request.priority_class, e.arrival))
         effects: list[Effect] = []
@@ -392,9 +398,14 @@ class Ledger:
         for worker, tokens in live.booked.items():
             self._fleet.assign(worker, tokens)
 
+    def _queue(self, live: LiveRequest) -> None:
+        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._may_place = True
+
     def _release(self, live: LiveRequest, *, keep: Incarnation | None = None) -> None:
         for worker in [w for w in live.booked if w != keep]:
             self._fleet.unassign(worker, live.booked.pop(worker))
+            self._may_place = True
 
     def _send(self, live: LiveRequest, assignment: Assignment) -> SendJob:
         job = live.job(assignment, unix_ms=self._unix_ms)
