@@ -102,7 +102,12 @@ class SmallFleet:
             if life.beating:
                 member = life.member
                 member.vitals.beat_sent(count, member.now_s())
-                beat = Beat(member=member.incarnation, service=member.service, count=count)
+                beat = Beat(
+                    member=member.incarnation,
+                    service=member.service,
+                    count=count,
+                    ready=member.vitals.readiness.ready,
+                )
                 await life.bus.publish(subjects.beat(member.incarnation), beat)
             await asyncio.sleep(_BEAT_S)
 

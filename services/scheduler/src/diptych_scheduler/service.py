@@ -92,7 +92,7 @@ class Scheduler:
         now_s = self._member.now_s()
         if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
             now_s = self._member.beat_sent_s(beat.count) or 0.0
-        for found in self._liveness.beat(beat.member, now_s=now_s):
+        for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
             self._fleet.found(found.member)
             self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
             self.tell(Ticked())
