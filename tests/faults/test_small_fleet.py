@@ -121,7 +121,7 @@ async def test_a_dead_scheduler_is_succeeded_and_running_work_goes_on() -> None:
         assert fleet.client.views["r1"].attempt == 1
         await fleet.settled()
         record = await fleet.closed("r1")
-        assert (record.owner, record.adoptions) == ("s2", 0)
+        assert (record.owner, record.adoptions) == (fleet.incarnation("s2"), 0)
 
 
 async def test_a_request_sent_while_no_scheduler_lives_is_served_later() -> None:

@@ -95,6 +95,7 @@ class Performer:
         self._expected: dict[RequestId, Pulled] = {}
         self._contexts: dict[RequestId, Context | None] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._abandoned = False
 
     # In
 
@@ -116,7 +117,7 @@ class Performer:
 
     def order(self, effects: list[Effect]) -> None:
         """Perform `effects`, after what was ordered before for the same requests."""
-        for effect in effects:
+        for effect in () if self._abandoned else effects:
             request_id = request_of(effect)
             if request_id in self._queues:
                 self._queues[request_id].append(effect)
@@ -135,7 +136,8 @@ class Performer:
             await asyncio.wait(self._running, timeout=timeout_s)
 
     def abandon(self) -> None:
-        """Drop what is not done: another replica adopts it."""
+        """Drop what is not done, and what is still ordered: another replica adopts it."""
+        self._abandoned = True
         for task in self._running:
             task.cancel()
 
@@ -266,7 +268,8 @@ class Performer:
 
     def announce(self, event: LifeCycleEvent, msg_id: str) -> None:
         """Publish an event; nothing waits for it, and replicas may publish the same one."""
-        self._spawn(self._announce(event, msg_id))
+        if not self._abandoned:
+            self._spawn(self._announce(event, msg_id))
 
     async def _announce(self, event: LifeCycleEvent, msg_id: str) -> None:
         name = str(type(event).__struct_config__.tag)

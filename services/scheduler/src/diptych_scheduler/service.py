@@ -57,19 +57,21 @@ class Scheduler:
                 self, self._bus, self._journals, tasks, self._settings.job_answer_s
             )
             intake = Intake(self._bus, self._journals, self._performer, self.tell)
-            await self._listen()
-            pulling = await self._bus.pull(
-                SCHEDULERS, intake.take, paused=lambda: self._ledger.full
-            )
-            working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
-            self._member.ready(True)
-            await self._member.stopping.wait()
-            self._member.ready(False, "stopping")
-            await pulling.close()
-            await self._performer.settle(timeout_s=2.0)
-            for task in working:
-                task.cancel()
-            self._performer.abandon()
+            try:
+                await self._listen()
+                pulling = await self._bus.pull(
+                    SCHEDULERS, intake.take, paused=lambda: self._ledger.full
+                )
+                working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
+                self._member.ready(True)
+                await self._member.stopping.wait()
+                self._member.ready(False, "stopping")
+                await pulling.close()
+                await self._performer.settle(timeout_s=2.0)
+                for task in working:
+                    task.cancel()
+            finally:
+                self._performer.abandon()
 
     async def _listen(self) -> None:
         bus = self._bus
