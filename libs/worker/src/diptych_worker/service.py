@@ -172,9 +172,7 @@ class Worker:
             else:
                 await self._decode(attempt, job, blocks)
         except DiptychError as err:
-            reason = err.reason if isinstance(err, Refused) else type(err).__name__
-            if reason != RefusalReason.CANCELLED:
-                self._news.fail(attempt, reason, str(err))
+            self._news.fail(attempt, err)
         finally:
             self._news.attempts.pop(attempt.key, None)
             del self._attempts[attempt.key]
