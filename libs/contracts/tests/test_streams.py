@@ -62,6 +62,6 @@ def test_limits_fit_into_one_another() -> None:
 
 
 def test_a_stored_response_lives_while_its_tokens_do_and_then_holds_them_itself() -> None:
-    assert streams.RUNNING_RESPONSE_TTL_S == streams.TOKENS.max_age_s
+    assert streams.TOKENS.max_age_s == streams.RUNNING_RESPONSE_TTL_S
     assert streams.ENDED_RESPONSE_TTL_S > streams.RUNNING_RESPONSE_TTL_S
     assert streams.MAX_RESPONSE_BYTES < streams.MAX_MESSAGE_BYTES

@@ -10,12 +10,15 @@ from diptych_contracts import subjects
 from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
+from diptych_contracts.responses import Attended
 from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import JournalPart, parts
 from diptych_policy.lifecycle import (
+    AnswersAttended,
     Event,
     Journalled,
+    MemberWasFound,
     MemberWasLost,
     RecordGone,
     RecordSeen,
@@ -76,6 +79,7 @@ class Scheduler:
         bus = self._bus
         await bus.subscribe(subjects.BEATS, self._on_beat)
         await bus.subscribe(subjects.LOADS, self._on_load)
+        await bus.subscribe(subjects.ATTENDED, self._on_attended)
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record)
 
@@ -95,7 +99,11 @@ class Scheduler:
             now_s = self._member.beat_sent_s(beat.count) or 0.0
         for found in self._liveness.beat(beat.member, now_s=now_s):
             self._fleet.found(found.member)
-            self.tell(Ticked())
+            self.tell(MemberWasFound(found.member))
+
+    def _on_attended(self, delivery: Delivery) -> None:
+        attended: Attended = delivery.decode(Attended)
+        self.tell(AnswersAttended(attended.request_ids))
 
     def _on_load(self, delivery: Delivery) -> None:
         self._fleet.report(delivery.decode(WorkerLoad))
