@@ -67,7 +67,7 @@ async def test_a_bug_in_a_handler_is_a_500_with_an_id() -> None:
         raise KeyError("secret")
 
     client = Client()
-    await Envelope(app, rng=Random(1), endpoints=frozenset())(
+    await Envelope(app, rng=Random(1), endpoint=str)(
         dict(SCOPE), client.receive, client.send
     )
     start, body = client.sent
@@ -83,7 +83,7 @@ async def test_a_bug_after_the_first_byte_breaks_the_connection() -> None:
         raise KeyError("secret")
 
     client = Client()
-    envelope = Envelope(app, rng=Random(1), endpoints=frozenset())
+    envelope = Envelope(app, rng=Random(1), endpoint=str)
     with pytest.raises(KeyError):
         await envelope(dict(SCOPE), client.receive, client.send)
     assert len(client.sent) == 1
