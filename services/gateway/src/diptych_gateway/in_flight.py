@@ -28,7 +28,7 @@ class InFlight:
     def __init__(self, now_s: Callable[[], float], records: Records, keeper: Keeper) -> None:
         self._now_s = now_s
         self._records = records
-        self._keeper = keeper
+        self.keeper = keeper
         self._streams: dict[RequestId, list[AnswerStream]] = {}
         self.journal_seq = 0
         """How far the journals were heard: no token of a request that comes now stands before."""
@@ -52,7 +52,7 @@ class InFlight:
             with self.reading(stream):
                 yield
         finally:
-            if stream.end is None and stream.request.request_id not in self._keeper:
+            if stream.end is None and stream.request.request_id not in self.keeper:
                 reason = "the client left" if stream.gone else "the gateway gave up"
                 self._records.cancel(stream.request, reason)
 
@@ -79,11 +79,11 @@ class InFlight:
         for part in parts(item.entry):
             for stream in self._streams.get(part.request_id, ()):
                 stream.hear(item.seq, part, now_s=now_s)
-            self._keeper.feed(part)
+            self.keeper.feed(part)
 
     def tick(self, elapsed_s: float, *, connected: bool) -> None:
         """Move every answer's timers on, and do what is due."""
-        self._keeper.tick(elapsed_s, connected=connected)
+        self.keeper.tick(elapsed_s, connected=connected)
         for stream in self:
             match stream.patience.tick(elapsed_s, connected=connected):
                 case Due.KEEP_ALIVE:

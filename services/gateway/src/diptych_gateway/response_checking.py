@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
+from diptych_contracts.requests import Forced, PriorityClass
 from diptych_contracts.responses import StoredMessage
+from diptych_contracts.sampling import Sampling
 from diptych_gateway.checking import (
     ROLES,
     Call,
@@ -63,6 +65,9 @@ class ResponseCall:
 
     body: ResponseBody
     input: tuple[StoredMessage, ...]
+    sampling: Sampling
+    forced: Forced
+    priority_class: PriorityClass
     store: bool
     background: bool
     stream: bool
@@ -83,12 +88,12 @@ class ResponseCall:
                 for message in (*first, *history, *self.input)
             ],
             messages_param="input",
-            sampling=sampling(body),
+            sampling=self.sampling,
             seeded=body.seed is not None,
             ignore_eos=bool(body.ignore_eos),
             max_tokens=body.max_output_tokens,
-            forced=forced(body),
-            priority_class=tier_class(body.service_tier),
+            forced=self.forced,
+            priority_class=self.priority_class,
             resume=self.resume,
             background=self.background,
         )
@@ -106,7 +111,6 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
     if body.stream_options is not None:
         only("stream_options.include_usage", body.stream_options.include_usage, (False,))
     _check_metadata(body.metadata)
-    tier_class(body.service_tier)
     store, background = body.store is not False, bool(body.background)
     if background and not store:
         raise InvalidRequest(
@@ -115,6 +119,9 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
     return ResponseCall(
         body=body,
         input=_input(body.input),
+        sampling=sampling(body),
+        forced=forced(body),
+        priority_class=tier_class(body.service_tier),
         store=store,
         background=background,
         stream=bool(body.stream),
