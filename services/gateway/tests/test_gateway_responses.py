@@ -10,8 +10,7 @@ import pytest
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState
 from diptych_contracts.responses import StoredResponse
-from diptych_contracts.streams import MAX_RESPONSE_BYTES, RESPONSES
-from diptych_gateway.response_checking import MAX_METADATA
+from diptych_contracts.streams import RESPONSES
 
 TEXT = "Hello world and all the rest of it"
 
@@ -366,15 +365,6 @@ async def test_a_failure_is_an_error_when_whole_and_an_event_when_streamed(
         assert stored["status"] == "failed"
         assert stored["error"]["code"]
         assert text_of(stored) == TEXT
-
-
-async def test_too_much_to_store_is_a_413_and_leaves_nothing(stack: Any) -> None:
-    big = {str(i): "é" * 250 for i in range(MAX_METADATA)}
-    much = "word " * (MAX_RESPONSE_BYTES // 5 + 1)
-    answer = await stack.respond(input=much, metadata=big)
-    assert answer.status_code in (400, 413)
-    assert stack.fleet.requests == []
-    assert len(stack.gateway.in_flight.keeper) == 0
 
 
 async def test_a_response_whose_request_is_refused_leaves_nothing(stack: Any) -> None:

@@ -165,19 +165,20 @@ async def test_what_is_not_stored_is_remembered_by_its_connection_only(stack: An
         await socket.create(store=False, input="And?", previous_response_id=first["id"])
         second = (await socket.turn())[-1]["response"]
         await socket.create(input="So?", previous_response_id=second["id"])
-        assert (await socket.turn())[-1]["type"] == "response.completed"
+        stored = (await socket.turn())[-1]["response"]
+        assert stored["previous_response_id"] == second["id"]
     codec = stack.fleet.codec
-    assert list(stack.fleet.requests[2].prompt_ids) == codec.encode(
-        codec.render(
-            [
-                {"role": "user", "content": "Hello"},
-                {"role": "assistant", "content": TEXT},
-                {"role": "user", "content": "And?"},
-                {"role": "assistant", "content": TEXT},
-                {"role": "user", "content": "So?"},
-            ]
-        )
-    )
+    said = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": TEXT},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": TEXT},
+        {"role": "user", "content": "So?"},
+    ]
+    assert list(stack.fleet.requests[2].prompt_ids) == codec.encode(codec.render(said))
+    assert (await stack.respond(previous_response_id=stored["id"])).status_code == 200
+    said += [{"role": "assistant", "content": TEXT}, {"role": "user", "content": "Hello"}]
+    assert list(stack.fleet.requests[3].prompt_ids) == codec.encode(codec.render(said))
     async with opened(stack) as other:
         await other.create(previous_response_id=first["id"])
         assert error_of(await other.next()) == (400, "previous_response_not_found")

@@ -53,6 +53,8 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     input: tuple[StoredMessage, ...]
     """This turn's own; the turns before it stand in `previous_response_id`."""
     previous_response_id: str | None = None
+    history: tuple[StoredMessage, ...] | None = None
+    """The turns before it where they are not stored: then nobody need look further."""
     store: bool = True
     background: bool = False
     service_tier: str = "default"

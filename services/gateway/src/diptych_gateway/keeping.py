@@ -128,7 +128,7 @@ class Keeper:
 
     def _settle(self, kept: _Kept) -> None:
         """Archive what has ended; a reader here does that itself, before its last event."""
-        if kept.view.end is not None and not kept.readers:
-            request_id = kept.request.request_id
+        request_id = kept.request.request_id
+        if kept.view.end is not None and not kept.readers and request_id in self:
             self.drop(request_id)
             self._archive.finish_soon(request_id, partial(kept.answer, int(time())))

@@ -30,7 +30,7 @@ from diptych_gateway.response_checking import check_frame
 from diptych_gateway.response_events import ResponseEvents
 from diptych_gateway.response_writing import FrameWriter, error_frame
 from diptych_gateway.streams import AnswerStream
-from diptych_gateway.turns import History, Turn, Turns, said
+from diptych_gateway.turns import Past, Turn, Turns, said
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
 
@@ -66,13 +66,13 @@ class ResponsesSocket:
 class _Memory:
     """Conversations the connection knows: by response id, with the lane that had it."""
 
-    known: OrderedDict[str, tuple[Lane, History]] = field(default_factory=OrderedDict)
+    known: OrderedDict[str, tuple[Lane, Past]] = field(default_factory=OrderedDict)
 
-    def histories(self) -> dict[str, History]:
-        return {response_id: history for response_id, (_, history) in self.known.items()}
+    def pasts(self) -> dict[str, Past]:
+        return {response_id: past for response_id, (_, past) in self.known.items()}
 
-    def remember(self, response_id: str, lane: Lane, history: History) -> None:
-        self.known[response_id] = (lane, history)
+    def remember(self, response_id: str, lane: Lane, past: Past) -> None:
+        self.known[response_id] = (lane, past)
         while len(self.known) > MAX_REMEMBERED:
             self.known.popitem(last=False)
 
@@ -201,15 +201,15 @@ class _Connection:
         arrived_s = now_s()
         call = check_frame(frame, resume=self._resume)
         came = Arrival(self._socket.new_id(), arrived_s, self._context, self._abort)
-        local = self._memory.histories()
+        local = self._memory.pasts()
         with admitted(self._socket.admission, now_s):
             if frame.generate is False:
-                stored, history = await turns.warm_up(call, came, local=local)
+                stored, past = await turns.warm_up(call, came, local=local)
                 events = ResponseEvents(stored, stream_id=lane)
                 assert stored.answer is not None
                 for event in [*events.start(), *events.finish(stored.answer)]:
                     await self._say(event.data)
-                self._memory.remember(stored.response_id, lane, history)
+                self._memory.remember(stored.response_id, lane, past)
                 return
             async with turns.new(call, came, local=local, stream_id=lane) as turn:
                 await self._deliver(turn, lane)
@@ -234,8 +234,8 @@ class _Connection:
         """Whoever hears of the end may build on it at once."""
         await self._socket.turns.settle(turn)
         if turn.stream.failure is None:
-            history = (*turn.history, *said(turn.answer()))
-            self._memory.remember(turn.stored.response_id, lane, history)
+            past = Past((*turn.asked, *said(turn.answer())), stored=turn.stored.store)
+            self._memory.remember(turn.stored.response_id, lane, past)
         else:
             self._memory.evict(turn.stored.previous_response_id, lane)
 

@@ -30,6 +30,16 @@ _ARCHIVE_S = 2.0
 
 History = tuple[StoredMessage, ...]
 
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The turns before one."""
+
+    messages: History
+    stored: bool = True
+    """Whether they can be found again by the id of the last."""
+
+
 log = logger(__name__)
 
 
@@ -40,7 +50,7 @@ class Turn:
     stored: StoredResponse
     stream: AnswerStream
     events: ResponseEvents
-    history: History = ()
+    asked: History = ()
     """All messages before its answer, instructions apart."""
     _ended_unix_s: int | None = field(default=None, init=False)
 
@@ -73,7 +83,7 @@ class Turns:
         call: ResponseCall,
         arrival: Arrival,
         *,
-        local: Mapping[str, History] | None = None,
+        local: Mapping[str, Past] | None = None,
         stream_id: str | None = None,
     ) -> AsyncIterator[Turn]:
         """A turn whose request is stored, inside the `async with`.
@@ -88,11 +98,11 @@ class Turns:
             ApiError: the response before it is unknown (400), still runs (409), or it is too large
                 to be stored (413).
         """
-        history = await self.history(call.body.previous_response_id, local or {})
+        past = await self.past(call.body.previous_response_id, local or {})
         made: list[StoredResponse] = []
 
         async def prepare(request: Request, served: ServedModel) -> str:
-            stored = self._stored(call, request)
+            stored = self._stored(call, request, past)
             if call.store:
                 await self.archive.create(stored)
             made.append(stored)
@@ -100,12 +110,12 @@ class Turns:
 
         try:
             async with self.generations.accepted(
-                call.generation(history), arrival, prepare
+                call.generation(past.messages), arrival, prepare
             ) as accepted:
                 (stored,) = made
                 events = ResponseEvents(stored, stream_id=stream_id)
                 made.clear()
-                yield Turn(stored, accepted.stream, events, (*history, *call.input))
+                yield Turn(stored, accepted.stream, events, (*past.messages, *call.input))
         finally:
             if made and call.store:  # its request was not: nobody knows its id
                 await self._forget(made[0])
@@ -126,20 +136,20 @@ class Turns:
             yield Turn(stored, stream, ResponseEvents(stored, after=after))
 
     async def warm_up(
-        self, call: ResponseCall, arrival: Arrival, *, local: Mapping[str, History]
-    ) -> tuple[StoredResponse, History]:
+        self, call: ResponseCall, arrival: Arrival, *, local: Mapping[str, Past]
+    ) -> tuple[StoredResponse, Past]:
         """A response that generates nothing; its request is checked, a later turn may build on it.
 
         Raises what `new` raises.
         """
-        history = await self.history(call.body.previous_response_id, local)
-        request = await self.generations.checked(call.generation(history), arrival)
+        past = await self.past(call.body.previous_response_id, local)
+        request = await self.generations.checked(call.generation(past.messages), arrival)
         end = End(request_id=request.request_id, attempt=0, reason=EndReason.STOP, tokens=0)
         nothing = StoredAnswer(deltas=(), tokens=0, end=end, ended_unix_s=int(time()))
-        stored = msgspec.structs.replace(self._stored(call, request), answer=nothing)
+        stored = msgspec.structs.replace(self._stored(call, request, past), answer=nothing)
         if call.store:
             await self.archive.create(stored)
-        return stored, (*history, *call.input)
+        return stored, Past((*past.messages, *call.input), stored=call.store)
 
     async def settle(self, turn: Turn) -> None:
         """Archive a turn that has ended, so that whoever hears of its end can build on it."""
@@ -165,25 +175,24 @@ class Turns:
         self.archive.finish_soon(stored.request_id, lambda: answer)
         return msgspec.structs.replace(stored, answer=answer)
 
-    async def history(self, last: str | None, local: Mapping[str, History]) -> History:
+    async def past(self, last: str | None, local: Mapping[str, Past]) -> Past:
         """The messages up to and including the answer of response `last`.
 
         Raises:
             ApiError: one of the chain is unknown (400) or still runs (409).
         """
+        if last is not None and last in local:
+            return local[last]
         turns: list[History] = []
         wanted = last
         while wanted is not None:
-            if wanted in local:
-                turns.append(local[wanted])
-                break
             if len(turns) == MAX_TURNS:
                 text = f"expected a conversation of at most {MAX_TURNS} turns, saw a longer one"
                 raise InvalidRequest(text, param="previous_response_id")
             stored = await self._previous(wanted)
-            turns.append((*stored.input, *said(stored.answer)))
-            wanted = stored.previous_response_id
-        return tuple(message for turn in reversed(turns) for message in turn)
+            turns.append((*(stored.history or ()), *stored.input, *said(stored.answer)))
+            wanted = stored.previous_response_id if stored.history is None else None
+        return Past(tuple(message for turn in reversed(turns) for message in turn))
 
     async def _previous(self, wanted: str) -> StoredResponse:
         stored = await self.archive.get(wanted)
@@ -204,7 +213,7 @@ class Turns:
             )
         return stored
 
-    def _stored(self, call: ResponseCall, request: Request) -> StoredResponse:
+    def _stored(self, call: ResponseCall, request: Request, past: Past) -> StoredResponse:
         body = call.body
         return StoredResponse(
             request_id=request.request_id,
@@ -219,6 +228,7 @@ class Turns:
             instructions=body.instructions,
             input=call.input,
             previous_response_id=body.previous_response_id,
+            history=None if past.stored else past.messages,
             store=call.store,
             background=call.background,
             service_tier="flex" if body.service_tier == "flex" else "default",
