@@ -92,6 +92,15 @@ def cancel(worker: Incarnation) -> str:
     return f"cancel.{worker}"
 
 
+def attended(gateway: Incarnation) -> str:
+    """Which answers out of one gateway's journal are read elsewhere."""
+    return f"attended.{gateway}"
+
+
+ATTENDED = "attended.*"
+"""Answers read elsewhere, of every gateway."""
+
+
 def power(worker: Incarnation) -> str:
     """Leased power set-points for one worker's device."""
     return f"power.{worker}"

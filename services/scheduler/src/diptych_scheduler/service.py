@@ -10,10 +10,13 @@ from diptych_contracts.events import MemberJoined, MemberLost
 from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
+from diptych_contracts.responses import Attended
 from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
+    AnswersAttended,
     Event,
+    MemberWasFound,
     MemberWasLost,
     RecordGone,
     RecordSeen,
@@ -77,6 +80,7 @@ class Scheduler:
         bus = self._bus
         await bus.subscribe(subjects.BEATS, self._on_beat)
         await bus.subscribe(subjects.LOADS, self._on_load)
+        await bus.subscribe(subjects.ATTENDED, self._on_attended)
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record)
 
@@ -97,7 +101,11 @@ class Scheduler:
         for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
             self._fleet.found(found.member)
             self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
-            self.tell(Ticked())
+            self.tell(MemberWasFound(found.member))
+
+    def _on_attended(self, delivery: Delivery) -> None:
+        attended: Attended = delivery.decode(Attended)
+        self.tell(AnswersAttended(attended.request_ids))
 
     def _on_load(self, delivery: Delivery) -> None:
         self._fleet.report(delivery.decode(WorkerLoad))
