@@ -250,11 +250,14 @@ def _forced(body: ChatBody) -> Forced:
     options = body.diptych
     if options is None:
         return Forced()
-    if options.link not in (None, "shm"):
-        raise InvalidRequest(
-            f"'diptych.link': expected 'shm', saw {_shown(options.link)}", param="diptych.link"
-        )
-    return Forced(mode=options.mode, link="shm" if options.link else None)
+    match options.link:
+        case None | "shm" | "tcp" as link:
+            return Forced(mode=options.mode, link=link)
+        case other:
+            raise InvalidRequest(
+                f"'diptych.link': expected 'shm' or 'tcp', saw {_shown(other)}",
+                param="diptych.link",
+            )
 
 
 def _tier(tier: str | None) -> PriorityClass:
