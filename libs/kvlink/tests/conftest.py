@@ -51,6 +51,7 @@ class Reader:
     incoming: IncomingTransfers
     settings: LinkSettings
     kind: str
+    writer: Incarnation = WRITER
     links: list[LinkWriter] = field(default_factory=list)
 
     @property
@@ -83,7 +84,7 @@ class Reader:
         return self.incoming.reserve(self.request(request, **changes), tokens=tokens, now_s=now_s)
 
     def link(self) -> LinkWriter:
-        self.links.append(open_link(self.endpoint, writer=WRITER, settings=self.settings))
+        self.links.append(open_link(self.endpoint, writer=self.writer, settings=self.settings))
         return self.links[-1]
 
     def put(self, ref: SlotRef, data: bytes, link: LinkWriter | None = None) -> None:

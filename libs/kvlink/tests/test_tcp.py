@@ -330,6 +330,22 @@ def test_a_writer_that_calls_again_replaces_its_older_connection(
     assert not target.is_dead(WRITER)
 
 
+def test_a_writer_that_leaves_is_no_reason_to_warn(
+    target: TcpTarget, make_writer: Callable[..., TcpWriter], caplog: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    writer = make_writer()
+    writer.connect()
+
+    writer.close()
+    until(lambda: not target._threads)
+
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert f"{WRITER} at 127.0.0.1" in record.getMessage()
+    assert target.is_dead(WRITER)
+
+
 def test_a_connection_that_ended_while_idle_is_made_again(
     target: TcpTarget, make_writer: Callable[..., TcpWriter]
 ) -> None:

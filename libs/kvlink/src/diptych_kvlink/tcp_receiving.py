@@ -65,16 +65,17 @@ class Receiving:
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
     def run(self) -> None:
-        """Serve until the connection ends, which it does by an exception.
+        """Serve until the writer leaves between two batches.
 
         Raises:
-            LinkBroken: the peer has gone, or is hung.
+            LinkBroken: it has gone in the middle of something, or is hung.
             Garbled: it does not speak the protocol, or was turned away.
         """
         writer = self._greet()
-        while True:
-            self._stream.wait_idle()
+        self._stream.wait_idle()
+        while not self._stream.has_ended():
             self._store_batch(writer)
+            self._stream.wait_idle()
 
     def _greet(self) -> Incarnation:
         until_s = self._stream.deadline_s(0)

@@ -169,11 +169,12 @@ class TcpTarget:
 
         try:
             Receiving(stream, self._gates, self._identity, greeted=greeted).run()
+            log.info("kv link: %s has left", who)
         except Garbled as err:
             log.warning("kv link: %s is cut off: %s", who, err)
         except LinkBroken as err:
             if not self._closing:
-                log.warning("kv link: connection of %s ended: %s", who, err)
+                log.warning("kv link: %s is cut off: %s", who, err)
         finally:
             self._forget(stream)
             stream.close()

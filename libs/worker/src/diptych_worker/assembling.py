@@ -134,5 +134,5 @@ async def run_worker(
     finally:
         news.closed = True
         await asyncio.to_thread(engine.stop)  # before the links: it may be writing
-        links.close()
+        await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
         incoming.close()
