@@ -117,12 +117,13 @@ class Worker:
         job: Job = delivery.decode(Job)
         generation = job.generation
         key = SequenceKey(generation.request_id, generation.attempt)
+        began_s = self._member.now_s()
         try:
             duplicate, blocks = self._seat(job, key)
         except (Refused, Unverified) as err:
             return _refused(key, err)
         if not duplicate:
-            self._start(job, blocks)
+            self._start(job, blocks, verified_s=self._member.now_s() - began_s)
         return JobAccepted(request_id=key.request_id, attempt=key.attempt, duplicate=duplicate)
 
     def _seat(self, job: Job, key: SequenceKey) -> tuple[bool, list[KvBlock]]:
@@ -152,7 +153,7 @@ class Worker:
         for attempt in admitted.stale:
             self._tasks.create_task(self._stop(SequenceKey(key.request_id, attempt)))
 
-    def _start(self, job: Job, blocks: list[KvBlock]) -> None:
+    def _start(self, job: Job, blocks: list[KvBlock], *, verified_s: float) -> None:
         now_s = self._member.now_s()
         attempt = Attempt(
             job=job,
@@ -160,6 +161,7 @@ class Worker:
             accepted_s=now_s,
             expires_s=now_s + job.generation.budget_ms / 1000,
             energy_source=self._device.energy_source,
+            verified_s=verified_s,
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
