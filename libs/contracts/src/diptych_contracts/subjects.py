@@ -95,3 +95,8 @@ def cancel(worker: Incarnation) -> str:
 def power(worker: Incarnation) -> str:
     """Leased power set-points for one worker's device."""
     return f"power.{worker}"
+
+
+def control(member: Incarnation) -> str:
+    """Questions and orders to one process; request and typed answer."""
+    return f"control.{member}"

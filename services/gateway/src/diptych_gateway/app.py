@@ -41,7 +41,9 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     app = application(chat, models, reasons=reasons, rng=member.rng)
     return Gateway(
         member=member,
-        server=HttpServer(app, host=settings.host, port=settings.port),
+        server=HttpServer(
+            app, host=settings.host, port=settings.port, reuse_port=settings.reuse_port
+        ),
         models=models,
         in_flight=in_flight,
         records=records,
