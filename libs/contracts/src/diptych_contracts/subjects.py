@@ -46,6 +46,10 @@ def live(gateway: Incarnation) -> str:
     return f"live.{gateway}"
 
 
+LIVES = "live.*"
+"""Every journal's republication."""
+
+
 def event(name: str) -> str:
     """A life-cycle event, in stream `EVENTS`."""
     return f"event.{name}"
