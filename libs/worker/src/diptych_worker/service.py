@@ -9,6 +9,7 @@ from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
 from diptych_contracts import subjects
+from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError, Refused, Unverified
 from diptych_contracts.fleet import WorkerLoad
 from diptych_contracts.jobs import (
@@ -84,6 +85,7 @@ class Worker:
             await self._bus.serve(subjects.cancel(self._me), self._on_cancel)
             await self._bus.serve(subjects.kv(self._me, "reserve"), self._on_reserve)
             await self._bus.serve(subjects.kv(self._me, "release"), self._on_release)
+            await self._bus.serve(subjects.control(self._me), self._on_control)
             await self._bus.subscribe(subjects.power(self._me), self._on_power)
             await self._register.enter()
             turns = [
@@ -103,7 +105,7 @@ class Worker:
         self._member.ready(False, "draining")
         self._admission.draining = True
         await self._report()
-        give_up_s = self._member.now_s() + self._drain_s
+        give_up_s = self._member.now_s() + self._member.stopping.drain_s(self._drain_s)
         while len(self._admission) and self._member.now_s() < give_up_s:
             await asyncio.sleep(_LOAD_S)
             await self._report()
@@ -252,6 +254,9 @@ class Worker:
 
     async def _on_release(self, delivery: Delivery) -> Released:
         return self._take_over.release(delivery.decode(Release))
+
+    async def _on_control(self, delivery: Delivery) -> KvSnapshot:
+        return self._take_over.snapshot(self._me, delivery.decode(KvAsk))
 
     # Time
 
