@@ -15,7 +15,8 @@ from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import End, Report
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n"
+"""One line: after an event with an `id` openai's client takes a blank line for an empty event."""
 
 _TEXT_MARK = b'"content":"\\u0000"'
 _encode = msgspec.json.Encoder().encode
