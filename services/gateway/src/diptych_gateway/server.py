@@ -61,7 +61,7 @@ class HttpServer:
         reuse_port: Share it with others that say the same.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings of one server, each named
+    def __init__(
         self,
         app: ASGIApp,
         *,
