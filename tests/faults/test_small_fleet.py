@@ -4,6 +4,7 @@ Every test ends with the four invariants: each request ended exactly once (the c
 no gap and no repeat (the answer equals the engine's own), nothing held, no limit exceeded.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from random import Random
@@ -13,7 +14,10 @@ import msgspec
 import pytest
 
 from diptych_bus.memory import Faults, MemoryBroker
+from diptych_contracts import subjects
 from diptych_contracts.fleet import Role
+from diptych_contracts.ids import RequestId
+from diptych_contracts.jobs import Cancel, CancelDone
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Forced, Mode, RecordState, Request, RequestRecord
 from diptych_contracts.sampling import Sampling, Stopping
@@ -159,6 +163,33 @@ async def test_a_cancelled_request_ends_and_frees_both_sides() -> None:
         await records.update("r1", cancelling, kept.revision)
         end = await fleet.client.ended("r1")
         assert end.reason is EndReason.CANCELLED
+        await fleet.settled()
+
+
+async def test_a_cancel_that_is_asked_again_frees_no_less() -> None:
+    """The scheduler repeats a cancel; the second one once broke the withdrawal of the first."""
+    async with small_fleet() as fleet:
+        fleet.scheduler()
+        fleet.worker("p1", Role.PREFILL, engine=slow_engine(0.5))
+        fleet.worker("d1", Role.DECODE)
+        await fleet.ready()
+        await fleet.client.send(a_request("r1", prompt_ids=PROMPT, forced=Forced(mode=Mode.REMOTE)))
+        await fleet.until_reserved("d1")
+        subject = subjects.cancel(fleet.incarnation("p1"))
+        cancel = Cancel(request_id=RequestId("r1"), attempt=1)
+        asked = [
+            asyncio.create_task(fleet.bus.request(subject, cancel, CancelDone, timeout_s=5))
+            for _ in range(3)
+        ]
+        await asyncio.gather(*asked)
+        await fleet.settled()
+        records = fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        kept = await records.get("r1")
+        assert kept is not None
+        await records.update(
+            "r1", msgspec.structs.replace(kept.value, state=RecordState.CANCELLING), kept.revision
+        )
+        await fleet.client.ended("r1")
         await fleet.settled()
 
 

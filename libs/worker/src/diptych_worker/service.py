@@ -241,10 +241,12 @@ class Worker:
         if attempt is None or attempt.task is None:
             self._take_over.cancel(*key)
             return
-        if attempt.phase is Phase.PREFILL:
-            attempt.task.cancel()
-        else:
-            self._engine.abort(key)
+        if not attempt.stopping:
+            attempt.stopping = True
+            if attempt.phase is Phase.PREFILL:
+                attempt.task.cancel()
+            else:
+                self._engine.abort(key)
         await asyncio.wait([attempt.task])
 
     # Hand-off
@@ -264,7 +266,7 @@ class Worker:
         self._take_over.sweep()
         now_s = self._member.now_s()
         for attempt in list(self._attempts.values()):
-            if now_s >= attempt.expires_s:
+            if now_s >= attempt.expires_s and not attempt.stopping:
                 log.warning("attempt_expired", request_id=attempt.key.request_id)
                 self._tasks.create_task(self._stop(attempt.key))
 
