@@ -34,6 +34,8 @@ SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),
     "seeded": Sampling(temperature=0.8, top_p=0.95, seed=20261129),
 }
+Expected = dict[tuple[int, str], list[int]]
+"""(number of the prompt, name of the sampling) → the bare engine's answer."""
 EDGES = [1, 63, 64, 65, 127, 128, 129]
 LONG = [192, 193, 256, 300, 511, 512, 700, 1000, 1500]
 TEXTS = [
@@ -80,7 +82,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Iterator[dict[tuple[int, str], list[int]]]:
+def expected() -> Iterator[Expected]:
     """What one bare engine in one process says."""
     bare = BareEngine(load_engine(SETTINGS, CARD))
     try:
@@ -127,7 +129,7 @@ def a_try(number: int, name: str, path: Path) -> Request:
 async def check(
     client: BusClient,
     tries: list[tuple[int, str, Path]],
-    expected: dict[tuple[int, str], list[int]],
+    expected: Expected,
 ) -> int:
     """Send `tries` together; each must give the bare engine's answer. Gives cached tokens."""
     requests = [a_try(*each) for each in tries]
@@ -146,7 +148,7 @@ async def check(
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.mode}-{path.link}")
 async def test_in_a_crowd_and_from_a_cached_prefix(
-    path: Path, client: BusClient, expected: dict[tuple[int, str], list[int]]
+    path: Path, client: BusClient, expected: Expected
 ) -> None:
     tries = [(n, name, path) for n, name in product(range(N_PROMPTS), SAMPLINGS)]
     cached_tokens = 0
@@ -157,9 +159,7 @@ async def test_in_a_crowd_and_from_a_cached_prefix(
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: f"{path.mode}-{path.link}")
-async def test_alone(
-    path: Path, client: BusClient, expected: dict[tuple[int, str], list[int]]
-) -> None:
+async def test_alone(path: Path, client: BusClient, expected: Expected) -> None:
     for number, name in product(range(0, N_PROMPTS, 3), SAMPLINGS):
         await check(client, [(number, name, path)], expected)
 

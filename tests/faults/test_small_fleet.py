@@ -177,10 +177,11 @@ async def test_a_cancel_that_is_asked_again_frees_no_less() -> None:
         await fleet.until_reserved("d1")
         subject = subjects.cancel(fleet.incarnation("p1"))
         cancel = Cancel(request_id=RequestId("r1"), attempt=1)
-        asked = [
-            asyncio.create_task(fleet.bus.request(subject, cancel, CancelDone, timeout_s=5))
-            for _ in range(3)
-        ]
+        asked = []
+        for _ in range(3):
+            asking = fleet.bus.request(subject, cancel, CancelDone, timeout_s=5)
+            asked.append(asyncio.create_task(asking))
+            await asyncio.sleep(0.05)
         await asyncio.gather(*asked)
         await fleet.settled()
         records = fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
