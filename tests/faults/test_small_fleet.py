@@ -168,30 +168,36 @@ async def test_a_cancelled_request_ends_and_frees_both_sides() -> None:
 
 async def test_a_cancel_that_is_asked_again_frees_no_less() -> None:
     """The scheduler repeats a cancel; the second one once broke the withdrawal of the first."""
+    steps = 0
+
+    def pause(_batch: Sequence[StepInput]) -> None:
+        nonlocal steps
+        steps += 1
+        time.sleep(0.5)
+
+    long_prompt = a_request("r1", prompt_ids=tuple(range(1, 1001)))
     async with small_fleet() as fleet:
         fleet.scheduler()
-        fleet.worker("p1", Role.PREFILL, engine=slow_engine(0.5))
+        fleet.worker("p1", Role.PREFILL, engine=ToyStepEngine(on_step=pause))
         fleet.worker("d1", Role.DECODE)
         await fleet.ready()
-        await fleet.client.send(a_request("r1", prompt_ids=PROMPT, forced=Forced(mode=Mode.REMOTE)))
-        await fleet.until_reserved("d1")
+        await fleet.client.send(long_prompt)
+        await fleet.until_load(lambda: steps >= 2)
         subject = subjects.cancel(fleet.incarnation("p1"))
         cancel = Cancel(request_id=RequestId("r1"), attempt=1)
         asked = []
-        for _ in range(3):
+        for _ in range(2):
             asking = fleet.bus.request(subject, cancel, CancelDone, timeout_s=5)
             asked.append(asyncio.create_task(asking))
             await asyncio.sleep(0.05)
         await asyncio.gather(*asked)
-        await fleet.settled()
+        await fleet.settled(timeout_s=5)
         records = fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
         kept = await records.get("r1")
         assert kept is not None
-        await records.update(
-            "r1", msgspec.structs.replace(kept.value, state=RecordState.CANCELLING), kept.revision
-        )
+        cancelling = msgspec.structs.replace(kept.value, state=RecordState.CANCELLING)
+        await records.update("r1", cancelling, kept.revision)
         await fleet.client.ended("r1")
-        await fleet.settled()
 
 
 async def test_more_requests_than_seats_wait_their_turn() -> None:
