@@ -17,13 +17,10 @@ from diptych_contracts.ids import new_incarnation, new_request_id
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Forced, Mode, Request
 from diptych_contracts.sampling import Sampling, Stopping
-from diptych_testkit.bare_engine import BareEngine
 from diptych_testkit.builders import a_request
 from diptych_testkit.bus_client import BusClient
-from diptych_testkit.live_stack import MODEL, LiveStack, gguf_path
-from diptych_text.codec import TextCodec
-from diptych_worker.assembling import load_engine, read_card
-from diptych_worker.settings import WorkerSettings
+from diptych_testkit.live_model import bare_engine, codec
+from diptych_testkit.live_stack import MODEL, LiveStack
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(3600)]
 
@@ -46,11 +43,6 @@ TEXTS = [
     "Смотритель маяка каждый вечер писал в журнал. ",
     "def light(lamp):\n    return lamp.on and not lamp.broken\n",
 ]
-SETTINGS = WorkerSettings(
-    model_path=gguf_path(), model=MODEL, threads=1, kv_tokens=4096, prefix_cache=False
-)
-CARD = read_card(SETTINGS)
-CODEC = TextCodec.from_card(CARD)
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,7 @@ def prompts() -> list[tuple[int, ...]]:
     for number in range(N_PROMPTS):
         length = lengths[number] if number < len(lengths) else rng.randint(2, 400)
         text = TEXTS[0] if number % 3 == 0 else TEXTS[number % len(TEXTS)]
-        ids = CODEC.encode(f"{'' if number % 3 == 0 else number}{text}" * (length // 6 + 2))
+        ids = codec().encode(f"{'' if number % 3 == 0 else number}{text}" * (length // 6 + 2))
         found.append(tuple(ids[:length]))
     return found
 
@@ -84,7 +76,7 @@ def prompts() -> list[tuple[int, ...]]:
 @pytest.fixture(scope="module")
 def expected() -> Iterator[Expected]:
     """What one bare engine in one process says."""
-    bare = BareEngine(load_engine(SETTINGS, CARD))
+    bare = bare_engine()
     try:
         yield {
             (number, name): bare.answer(prompt, ANSWER_TOKENS, sampling)

@@ -4,6 +4,7 @@ import pytest
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import Assignment, Mode, RecordState, RequestRecord
+from diptych_policy.attendance import Attendance
 from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, overdue
 from diptych_policy.journal import RequestView
 from diptych_policy.live_request import LiveRequest, Stage
@@ -31,6 +32,7 @@ def a_live_request(stage: Stage, **changes: object) -> LiveRequest:
         since_s=0.0,
         arrived_s=0.0,
         progress_s=0.0,
+        attendance=Attendance(grace_s=0.0),
     )
     assert list(live.broken_invariants()) == []
     return live
