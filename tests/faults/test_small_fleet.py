@@ -4,6 +4,7 @@ Every test ends with the four invariants: each request ended exactly once (the c
 no gap and no repeat (the answer equals the engine's own), nothing held, no limit exceeded.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from random import Random
@@ -13,7 +14,10 @@ import msgspec
 import pytest
 
 from diptych_bus.memory import Faults, MemoryBroker
+from diptych_contracts import subjects
 from diptych_contracts.fleet import Role
+from diptych_contracts.ids import RequestId
+from diptych_contracts.jobs import Cancel, CancelDone
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Forced, Mode, RecordState, Request, RequestRecord
 from diptych_contracts.sampling import Sampling, Stopping
@@ -133,7 +137,7 @@ async def test_a_dead_scheduler_is_succeeded_and_running_work_goes_on() -> None:
         assert fleet.client.views["r1"].attempt == 1
         await fleet.settled()
         record = await fleet.closed("r1")
-        assert (record.owner, record.adoptions) == ("s2", 0)
+        assert (record.owner, record.adoptions) == (fleet.incarnation("s2"), 0)
 
 
 async def test_a_request_sent_while_no_scheduler_lives_is_served_later() -> None:
@@ -160,6 +164,40 @@ async def test_a_cancelled_request_ends_and_frees_both_sides() -> None:
         end = await fleet.client.ended("r1")
         assert end.reason is EndReason.CANCELLED
         await fleet.settled()
+
+
+async def test_a_cancel_that_is_asked_again_frees_no_less() -> None:
+    """The scheduler repeats a cancel; the second one once broke the withdrawal of the first."""
+    steps = 0
+
+    def pause(_batch: Sequence[StepInput]) -> None:
+        nonlocal steps
+        steps += 1
+        time.sleep(0.5)
+
+    long_prompt = a_request("r1", prompt_ids=tuple(range(1, 1001)))
+    async with small_fleet() as fleet:
+        fleet.scheduler()
+        fleet.worker("p1", Role.PREFILL, engine=ToyStepEngine(on_step=pause))
+        fleet.worker("d1", Role.DECODE)
+        await fleet.ready()
+        await fleet.client.send(long_prompt)
+        await fleet.until_load(lambda: steps >= 2)
+        subject = subjects.cancel(fleet.incarnation("p1"))
+        cancel = Cancel(request_id=RequestId("r1"), attempt=1)
+        asked = []
+        for _ in range(2):
+            asking = fleet.bus.request(subject, cancel, CancelDone, timeout_s=5)
+            asked.append(asyncio.create_task(asking))
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*asked)
+        await fleet.settled(timeout_s=5)
+        records = fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        kept = await records.get("r1")
+        assert kept is not None
+        cancelling = msgspec.structs.replace(kept.value, state=RecordState.CANCELLING)
+        await records.update("r1", cancelling, kept.revision)
+        await fleet.client.ended("r1")
 
 
 async def test_more_requests_than_seats_wait_their_turn() -> None:

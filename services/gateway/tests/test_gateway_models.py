@@ -68,7 +68,7 @@ async def models(bus: Any) -> AsyncIterator[Models]:
 
 async def served(models: Models, context_tokens: int = CARD.context_tokens) -> None:
     async with asyncio.timeout(5):
-        while [card.context_tokens for card in models] != [context_tokens]:  # noqa: ASYNC110
+        while [card.context_tokens for card in models] != [context_tokens]:
             await asyncio.sleep(0.01)
 
 

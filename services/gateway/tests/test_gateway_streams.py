@@ -9,7 +9,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason, Fence, TokenEntry
 from diptych_contracts.requests import Request
 from diptych_contracts.sampling import Sampling, Stopping
-from diptych_gateway.answers import ChunkWriter, Heading
+from diptych_gateway.answers import ChunkWriter, Heading, usage
 from diptych_gateway.metrics import of_model
 from diptych_gateway.patience import Limits, Patience
 from diptych_gateway.streams import AnswerStream
@@ -35,7 +35,6 @@ def stream(*stop: str) -> AnswerStream:
     )
     made = AnswerStream(
         request,
-        heading=Heading(RID, 1_700_000_000, CARD),
         text=AnswerText(CODEC, stop),
         patience=Patience(LIMITS),
         arrived_s=10.0,
@@ -153,7 +152,7 @@ def test_once_tokens_were_made_the_client_is_told_not_to_repeat() -> None:
 def test_usage_counts_tokens_and_time() -> None:
     made = stream()
     fed(made, tokens(5, 6), end(EndReason.LENGTH))
-    used = made.usage
+    used = usage(made)
     assert (used.prompt_tokens, used.completion_tokens, used.total_tokens) == (3, 2, 5)
     assert used.diptych.ttft_ms == 1000.0
 

@@ -70,11 +70,18 @@ class Conflict(DiptychError):
 
 
 class Refused(DiptychError):
-    """A worker said no; `reason` is one of `contracts.jobs.RefusalReason`."""
+    """A worker said no; `reason` is one of `contracts.jobs.RefusalReason`.
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    Args:
+        reason: Why.
+        detail: What was expected and what was seen.
+        by: The worker that said it, if it was not this process.
+    """
+
+    def __init__(self, reason: str, detail: str = "", *, by: str | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.by = by
 
 
 class Unverified(DiptychError):

@@ -56,6 +56,20 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     deadlines: Deadlines = Deadlines()
     forced: Forced = Forced()
     created_unix_ms: int
+    resume: bool = False
+    """Its client may come back for the answer: without one it goes on for a grace."""
+    background: bool = False
+    """It goes on to its end, whoever leaves."""
+
+    @property
+    def deadline_unix_ms(self) -> int:
+        """End of the total deadline."""
+        return self.created_unix_ms + int(self.deadlines.total_s * 1000)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens were read."""
+        return len(self.prompt_ids)
 
 
 class RecordState(StrEnum):

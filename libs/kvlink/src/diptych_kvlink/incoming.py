@@ -18,6 +18,7 @@ Everything here is called from one thread (the event loop's).
 from dataclasses import dataclass
 
 from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.control import KvTransfer
 from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import BlockDigest, DecodeJob, RefusalReason
@@ -223,6 +224,13 @@ class IncomingTransfers:
         self._cooling = {t.transfer_id for t in self._ledger if not t.is_open}
         return [transfer.transfer_id for transfer in ended]
 
+    def transfers(self, now_s: float, *, ended: int = 0) -> list[KvTransfer]:
+        """Every transfer whose slots are not free yet, and the `ended` last ones that are over."""
+        return [
+            *(self._seen(transfer, now_s) for transfer in self._ledger),
+            *(_over(transfer_id, how) for transfer_id, how in self._ledger.ended(ended)),
+        ]
+
     def check(self) -> None:
         """Raise `AssertionError` if an invariant is broken: a leaked slot, say."""
         self._ledger.check()
@@ -268,6 +276,7 @@ class IncomingTransfers:
             deadline_s=deadline_s,
             writer=request.prefill_worker,
             tokens=tokens,
+            opened_s=deadline_s - min(self._lease_s, request.generation.budget_ms / 1000),
         )
         self._ledger.add(transfer)
         self._refs[transfer.transfer_id] = refs
@@ -303,6 +312,20 @@ class IncomingTransfers:
             views.append(target.view(ref.slot, block.n_bytes))
             check_bytes(transfer, block, views[-1])
         return views
+
+    def _seen(self, transfer: Transfer, now_s: float) -> KvTransfer:
+        views = self._views.get(transfer.transfer_id, ())
+        room_bytes = len(self._refs[transfer.transfer_id]) * self._layout.slot_bytes
+        left_s = transfer.deadline_s - now_s if transfer.is_open else 0.0
+        return KvTransfer(
+            transfer_id=transfer.transfer_id,
+            state=transfer.state,
+            writer=transfer.writer or "",
+            age_ms=round((now_s - transfer.opened_s) * 1000),
+            left_ms=round(left_s * 1000),
+            n_bytes=sum(view.nbytes for view in views) or room_bytes,
+            reason=transfer.reason,
+        )
 
     def _is_idle(self, transfer: Transfer) -> bool:
         target = self._via[transfer.transfer_id]
@@ -357,6 +380,11 @@ def _invalidate(view: memoryview) -> bool:
     except BufferError:
         return False
     return True
+
+
+def _over(transfer_id: TransferId, how: str) -> KvTransfer:
+    state, _, reason = how.partition(": ")
+    return KvTransfer(transfer_id=transfer_id, state=state, reason=reason)
 
 
 def _is_repeat(transfer: Transfer, request: Reserve, tokens: int) -> bool:

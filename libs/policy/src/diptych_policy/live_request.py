@@ -8,6 +8,7 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import Cancel, GenerateJob, Generation, Job, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import Assignment, Mode, Request, RequestRecord
+from diptych_policy.attendance import Attendance
 from diptych_policy.journal import RequestView
 from diptych_policy.routing import Demand
 
@@ -36,6 +37,8 @@ class LiveRequest:
     arrived_s: float
     progress_s: float
     """When the current attempt last added a token."""
+    attendance: Attendance
+    """Whether it is read; its gateway's concern while that lives."""
     decode_started: bool = False
     failures: int = 0
     """Attempts that live workers gave up in a row."""

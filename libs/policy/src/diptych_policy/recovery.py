@@ -31,12 +31,14 @@ from diptych_contracts.jobs import JobRefused, RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Started
 from diptych_contracts.requests import Assignment, RecordState, Request, RequestRecord
 from diptych_policy.adoption import ForeignRecords
-from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, overdue
+from diptych_policy.attendance import RESUME_GRACE_S, Attendance, grace_s
+from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import Change, JournalPart, RequestView
 from diptych_policy.lifecycle import (
     AdoptRecord,
     Announce,
+    AnswersAttended,
     CancelWork,
     CreateRecord,
     Effect,
@@ -44,6 +46,7 @@ from diptych_policy.lifecycle import (
     Event,
     JobAnswered,
     Journalled,
+    MemberWasFound,
     MemberWasLost,
     PublishEnd,
     PublishFence,
@@ -75,6 +78,8 @@ class Limits:
     max_back_off_s: float = 1.0
     end_again_s: float = 2.0
     """An `End` that does not come back from the journal is published again after this."""
+    resume_grace_s: float = RESUME_GRACE_S
+    """How long a request with resume intent outlives its gateway unread."""
 
 
 class Ledger:
@@ -89,6 +94,7 @@ class Ledger:
         self._arrivals = 0
         self._now_s = 0.0
         self._unix_ms = 0
+        self._may_place = False
         self.log: deque[Event] = deque(maxlen=256)
 
     # Questions
@@ -144,9 +150,10 @@ class Ledger:
                 effects = self._journalled(event)
             case JobAnswered():
                 effects = self._answered(event)
-            case MemberWasLost(member):
-                effects = self._lost(member)
+            case MemberWasLost() | MemberWasFound() | AnswersAttended():
+                effects = self._heard_of_members(event)
             case Ticked():
+                self._may_place = True
                 effects = [e for live in list(self._live.values()) for e in self._due(live)]
         return effects + self._place()
 
@@ -161,7 +168,7 @@ class Ledger:
             state=RecordState.QUEUED,
             request_seq=event.request_seq,
             journal_seq=event.journal_seq,
-            deadline_unix_ms=request.created_unix_ms + int(request.deadlines.total_s * 1000),
+            deadline_unix_ms=request.deadline_unix_ms,
         )
         self._enter(request, record, Stage.CREATING)
         return [CreateRecord(record)]
@@ -177,6 +184,7 @@ class Ledger:
             since_s=self._now_s,
             arrived_s=self._now_s,
             progress_s=self._now_s,
+            attendance=Attendance(grace_s(request, self._limits.resume_grace_s)),
         )
         self._live[request.request_id] = live
         return live
@@ -185,7 +193,7 @@ class Ledger:
         live = self._live.get(request_id)
         if live is None or live.stage is not Stage.CREATING:
             return []
-        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._queue(live)
         event = RequestQueued(request_id=request_id, scheduler=self._me)
         return [Announce(request_id, event, f"{request_id}.queued")]
 
@@ -219,11 +227,28 @@ class Ledger:
         live = self._live.get(request_id)
         return self._forget(live) if live is not None else []
 
+    def _heard_of_members(
+        self, event: MemberWasLost | MemberWasFound | AnswersAttended
+    ) -> list[Effect]:
+        match event:
+            case MemberWasLost(member):
+                return self._lost(member)
+            case MemberWasFound(member):  # a gateway that was only frozen knows its readers
+                self._may_place = True
+                for live in self._live.values():
+                    if live.request.gateway == member:
+                        live.attendance.read()
+            case AnswersAttended(request_ids):
+                for request_id in self._live.keys() & set(request_ids):
+                    self._live[request_id].attendance.read_elsewhere(now_s=self._now_s)
+        return []
+
     def _lost(self, member: Incarnation) -> list[Effect]:
         effects: list[Effect] = []
         for live in list(self._live.values()):
-            if live.request.gateway == member and live.stage is not Stage.ENDING:
-                effects += self._end(live, EndReason.CANCELLED, f"{member} is gone")
+            if live.request.gateway == member:
+                live.attendance.unread(now_s=self._now_s)
+                effects += self._due(live)
             elif live.stage is Stage.ROUTED and live.needs(member):
                 effects += self._retry(live, f"{member} is gone", lost=True)
         return effects + [AdoptRecord(record) for record in self._foreign.take_from(member)]
@@ -270,7 +295,7 @@ class Ledger:
             live.to(Stage.FENCING, now_s=self._now_s)
             return [PublishFence(record.gateway, live.fence())]
         if record.state is RecordState.QUEUED or record.assignment is None:
-            live.to(Stage.QUEUED, now_s=self._now_s)
+            self._queue(live)
             return []
         assignment = record.assignment
         if any(not self._fleet.alive(w) for w in assignment.workers if live.needs(w)):
@@ -312,7 +337,7 @@ class Ledger:
         """The fence is in the journal: the answer so far is the prefix of the new attempt."""
         if len(live.view.token_ids) >= live.request.stopping.max_tokens:
             return self._end(live, EndReason.LENGTH, "")
-        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._queue(live)
         return []
 
     def _failed(self, live: LiveRequest, failed: AttemptFailed) -> list[Effect]:
@@ -356,6 +381,10 @@ class Ledger:
     # Placing
 
     def _place(self) -> list[Effect]:
+        """Place what is queued, if time, room or the queue has changed: not at every token."""
+        if not self._may_place:
+            return []
+        self._may_place = False
         waiting = [e for e in self._live.values() if e.stage is Stage.QUEUED]
         waiting.sort(key=lambda e: order_key(e.request.priority_class, e.arrival))
         effects: list[Effect] = []
@@ -392,9 +421,14 @@ class Ledger:
         for worker, tokens in live.booked.items():
             self._fleet.assign(worker, tokens)
 
+    def _queue(self, live: LiveRequest) -> None:
+        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._may_place = True
+
     def _release(self, live: LiveRequest, *, keep: Incarnation | None = None) -> None:
         for worker in [w for w in live.booked if w != keep]:
             self._fleet.unassign(worker, live.booked.pop(worker))
+            self._may_place = True
 
     def _send(self, live: LiveRequest, assignment: Assignment) -> SendJob:
         job = live.job(assignment, unix_ms=self._unix_ms)
@@ -477,6 +511,9 @@ class Ledger:
                 return self._end(live, EndReason.EXPIRED, detail)
             case GiveUpAttempt(why):
                 return self._retry(live, why, lost=True)
+            case Unread():
+                gateway = live.request.gateway
+                return self._end(live, EndReason.CANCELLED, f"{gateway} is gone")
             case EndUnheard():
                 live.since_s = self._now_s
                 end = live.end or live.end_as(EndReason.FAILED, "no end was published")

@@ -38,6 +38,8 @@ class Attempt:
     failure: Refused | None = None
     """Why the engine dropped it."""
     task: asyncio.Task[None] | None = None
+    stopping: bool = False
+    """It was told to stop: once is enough, twice would break off its clean-up."""
 
     @property
     def key(self) -> SequenceKey:

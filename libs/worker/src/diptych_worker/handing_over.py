@@ -150,7 +150,7 @@ class HandOver:
             subjects.kv(job.decode_worker, "reserve"), reserve, ReserveAnswer
         )
         if isinstance(answer, ReserveRefused):
-            raise Refused(answer.reason, answer.detail)
+            raise Refused(answer.reason, answer.detail, by=job.decode_worker)
         return answer
 
     async def _hand_over(
@@ -182,7 +182,7 @@ class HandOver:
             )
             answer: JobAnswer = await self._ask(subjects.job(job.decode_worker), decode, JobAnswer)
         if isinstance(answer, JobRefused):
-            raise Refused(answer.reason, answer.detail)
+            raise Refused(answer.reason, answer.detail, by=job.decode_worker)
         self._metrics.handed_over(
             transfer.kind,
             n_bytes,

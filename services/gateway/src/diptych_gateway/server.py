@@ -1,5 +1,6 @@
 """The HTTP server: uvicorn inside the service's own event loop."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from diptych_contracts.errors import Transient
 
@@ -18,9 +20,25 @@ _LAST_WORDS_S = 2
 class _Protocol(HttpToolsProtocol):
     """Lets a route cut its connection: `close` alone would wait for a client that reads nothing."""
 
+    last = False
+    """Whether its next request is its last."""
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["abort"] = self.transport.abort
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.last and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+
+class _SocketProtocol(WebSocketsSansIOProtocol):
+    """The same for WebSockets."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": self.transport.abort}
 
 
 class _Server(uvicorn.Server):
@@ -38,17 +56,34 @@ class HttpServer:
         app: The ASGI application.
         host: Address to bind.
         port: Port to bind; 0 takes a free one, see `port`.
+        max_frame_bytes: Longest WebSocket message; a longer one closes its connection (1009).
+        ping_s: How often a WebSocket is pinged, and how long an answer may take.
+        reuse_port: Share it with others that say the same.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        max_frame_bytes: int,
+        ping_s: float,
+        reuse_port: bool = False,
+    ) -> None:
         self._host = host
         self._wanted_port = port
+        self.reuse_port = reuse_port
         self._socket: socket.socket | None = None
         self._server = _Server(
             uvicorn.Config(
                 app,
                 http=_Protocol,
-                ws="none",
+                ws=_SocketProtocol,
+                ws_max_size=max_frame_bytes,
+                ws_ping_interval=ping_s,
+                ws_ping_timeout=ping_s,
+                ws_per_message_deflate=False,  # frames hold one token: nothing to gain
                 lifespan="off",
                 loop="none",
                 log_config=None,
@@ -83,6 +118,8 @@ class HttpServer:
             )[0]
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self.reuse_port:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             sock.bind(address)
         except OSError as err:
             raise Transient(f"cannot listen on {where}: {err.strerror}") from err
@@ -93,6 +130,21 @@ class HttpServer:
         """Serve until `stop`."""
         assert self._socket is not None, "bind comes first"
         await self._server.serve(sockets=[self._socket])
+
+    def leave(self) -> None:
+        """Leave the port to the others that share it; connections there are get one more answer."""
+        for server in self._server.servers if self.started else ():
+            server.close()
+        for connection in self._connections():
+            connection.last = True
+
+    def hang_up(self) -> None:
+        """Close what is idle, and the others once they have their answer."""
+        for connection in self._connections():
+            connection.shutdown()
+
+    def _connections(self) -> list[_Protocol]:
+        return [c for c in self._server.server_state.connections if isinstance(c, _Protocol)]
 
     def stop(self) -> None:
         """Take no more connections, and end when those there are have gone quiet."""

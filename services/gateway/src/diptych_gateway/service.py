@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych_chassis.member import Member
+from diptych_gateway.archive import Archive
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
+from diptych_gateway.resuming import Resumption
 from diptych_gateway.server import HttpServer
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
@@ -16,6 +18,8 @@ TICK_S = 0.25
 _LAST_WORDS_S = 2.0
 _MARGIN_S = 5.0
 """What a drain leaves to the rest of the stop."""
+_LEAVING_S = 1.0
+"""How long connections made before the port was left may take to send their request."""
 
 log = logger(__name__)
 
@@ -29,6 +33,8 @@ class Gateway:
     models: Models
     in_flight: InFlight
     records: Records
+    archive: Archive
+    resumption: Resumption
     admission: Admission
     reasons: Callable[[], list[str]]
     drain_s: float
@@ -39,8 +45,10 @@ class Gateway:
         journal = await self.member.bus.follow(self.member.incarnation, self.in_flight.dispatch)
         try:
             await self.models.start()
+            await self.resumption.start()
             await self._serve()
         finally:
+            await self.resumption.close()
             await self.models.close()
             await journal.close()
 
@@ -49,7 +57,13 @@ class Gateway:
             server = tasks.create_task(self.server.run())
             others = [
                 tasks.create_task(work())
-                for work in (self.models.run, self.records.run, self._tick)
+                for work in (
+                    self.models.run,
+                    self.records.run,
+                    self.archive.run,
+                    self.resumption.run,
+                    self._tick,
+                )
             ]
             log.info("gateway_listening", port=self.server.port)
             await self.member.stopping.wait()
@@ -57,14 +71,20 @@ class Gateway:
             self.server.stop()
             await server
             await self.records.settled(_LAST_WORDS_S)
+            await self.archive.settled(_LAST_WORDS_S)
             for task in others:
                 task.cancel()
 
     async def _drain(self) -> None:
+        drain_s = max(0.0, self.member.stopping.drain_s(self.drain_s) - _MARGIN_S)
+        if self.server.reuse_port:
+            self.server.leave()
+            await asyncio.sleep(min(_LEAVING_S, drain_s))
+            self.server.hang_up()
         self.admission.draining = True
         self._report()
         log.info("gateway_draining", in_flight=len(self.in_flight))
-        if await self.in_flight.emptied(max(0.0, self.drain_s - _MARGIN_S)):
+        if await self.in_flight.emptied(drain_s):
             return
         log.warning("drain_cut_off", in_flight=len(self.in_flight))
         self.in_flight.fail_all("this gateway is shutting down")
