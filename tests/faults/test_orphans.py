@@ -109,4 +109,4 @@ async def test_the_grace_survives_the_schedulers_death() -> None:
         await fleet.kill("s1")
         fleet.scheduler("s2", resume_grace_s=30.0)
         record, ids = await outcome(fleet)
-        assert (record.owner, ids) == ("s2", toy_answer(PROMPT, 700))
+        assert (record.owner, ids) == (fleet.incarnation("s2"), toy_answer(PROMPT, 700))

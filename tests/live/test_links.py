@@ -8,16 +8,11 @@ import openai
 import pytest
 
 from diptych_testkit.bare_engine import BareEngine
-from diptych_testkit.live_stack import MODEL, LiveStack, gguf_path
-from diptych_text.codec import TextCodec
-from diptych_worker.assembling import load_engine, read_card
-from diptych_worker.settings import WorkerSettings
+from diptych_testkit.live_model import bare_engine, codec
+from diptych_testkit.live_stack import MODEL, LiveStack
 
 pytestmark = pytest.mark.live
 
-SETTINGS = WorkerSettings(model_path=gguf_path(), model=MODEL, threads=1, kv_tokens=4096)
-CARD = read_card(SETTINGS)
-CODEC = TextCodec.from_card(CARD)
 PROMPTS = [
     "The capital of France is",
     "日本の首都はどこですか。",
@@ -28,7 +23,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[BareEngine]:
-    engine = BareEngine(load_engine(SETTINGS, CARD))
+    engine = bare_engine()
     yield engine
     engine.close()
 
@@ -59,9 +54,9 @@ async def ask(
 async def test_every_link_gives_the_bare_engines_text(
     text: str, client: openai.AsyncOpenAI, bare: BareEngine
 ) -> None:
-    prompt = CODEC.encode(CODEC.render([{"role": "user", "content": text}]))
+    prompt = codec().encode(codec().render([{"role": "user", "content": text}]))
     expected = await asyncio.to_thread(bare.answer, prompt, 24)
-    plain = b"".join(CODEC.token_bytes(token) for token in expected).decode("utf-8", "replace")
+    plain = b"".join(codec().token_bytes(token) for token in expected).decode("utf-8", "replace")
     for link in ("tcp", "shm"):
         told_text, path = await ask(client, text, link)
         assert told_text == plain
