@@ -28,5 +28,7 @@ def test_ids_are_forgotten_after_the_window() -> None:
     stream = MemoryStream(TOKENS)
     stream.store("token.a", b"", {"Nats-Msg-Id": "x"}, 0.0)
 
-    assert stream.store("token.a", b"", {"Nats-Msg-Id": "x"}, 0.9)[0].duplicate
-    assert not stream.store("token.a", b"", {"Nats-Msg-Id": "x"}, 1.1)[0].duplicate
+    assert stream.store("token.a", b"", {"Nats-Msg-Id": "x"}, TOKENS.dedupe_s - 0.1)[0].duplicate
+    assert not stream.store("token.a", b"", {"Nats-Msg-Id": "x"}, TOKENS.dedupe_s + 0.1)[
+        0
+    ].duplicate

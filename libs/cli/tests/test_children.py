@@ -19,11 +19,16 @@ async def test_both_outputs_are_one_log() -> None:
     script = (
         "import os, sys; print(os.environ['WHO'], flush=True); sys.stderr.write('bad'); exit(3)"
     )
-    assert await lived(await children.start(spec(script, WHO="me"))) == (3, [b"me", b"bad"])
+    assert await lived(await children.start("child", spec(script, WHO="me"))) == (
+        3,
+        [b"me", b"bad"],
+    )
 
 
 async def test_terminated_is_told_by_the_signal() -> None:
-    child = await children.start(spec("print('up', flush=True); import time; time.sleep(60)"))
+    child = await children.start(
+        "child", spec("print('up', flush=True); import time; time.sleep(60)")
+    )
     code, seen = await child.attend(lambda _, __: child.terminate()), None
     assert (code, seen) == (-15, None)
     child.kill()  # gone already: nothing happens
@@ -31,7 +36,7 @@ async def test_terminated_is_told_by_the_signal() -> None:
 
 async def test_a_child_has_a_session_of_its_own() -> None:
     script = "import os; print(os.getsid(0) == os.getpid())"
-    assert (await lived(await children.start(spec(script))))[1] == [b"True"]
+    assert (await lived(await children.start("child", spec(script))))[1] == [b"True"]
 
 
 async def test_an_endless_line_comes_in_pieces() -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from diptych_cli import stack, welcome
+from diptych_chassis import ending
+from diptych_cli import stack, supervising, welcome
 
 
 def plan(**changes: Any) -> stack.Plan:
@@ -20,7 +21,7 @@ def plan(**changes: Any) -> stack.Plan:
 
 
 def names(stages: stack.Stages) -> list[list[str]]:
-    return [[spec.name for spec in stage] for stage in stages]
+    return [[spec.service for spec in stage] for stage in stages]
 
 
 def test_nats_comes_first_and_the_gateway_last() -> None:
@@ -31,22 +32,25 @@ def test_nats_comes_first_and_the_gateway_last() -> None:
     ]
 
 
-def test_replicas_have_names_of_their_own() -> None:
-    behind = names(stack.stages(plan(prefill=2, decode=3), ("nats-server",)))[1]
-    assert behind[:5] == [
-        "prefill-worker",
-        "prefill-worker-2",
-        "decode-worker",
-        "decode-worker-2",
-        "decode-worker-3",
-    ]
+def test_so_many_of_each_are_wanted() -> None:
+    assert stack.counts(plan(prefill=0, decode=3, gateways=2)) == {
+        "prefill-worker": 0,
+        "decode-worker": 3,
+        "gateway": 2,
+        "scheduler": 1,
+    }
+
+
+def test_who_leaves_is_killed_only_after_its_own_drain() -> None:
+    assert stack.DRAIN_S + ending.CUT_OFF_S < supervising.KILL_LEAVING_AFTER_S
+    assert ending.QUICK_S + ending.CUT_OFF_S < supervising.KILL_AFTER_S
 
 
 def test_a_child_is_tethered_and_told_its_settings() -> None:
     (worker,) = (
         spec
         for spec in stack.stages(plan(threads=3), ("nats-server",))[1]
-        if spec.name == "decode-worker"
+        if spec.service == "decode-worker"
     )
     tether = (sys.executable, "-m", "diptych_chassis.tether", str(os.getpid()), "--")
     assert worker.command == (*tether, sys.executable, "-m", "diptych_decode_worker")
@@ -54,7 +58,7 @@ def test_a_child_is_tethered_and_told_its_settings() -> None:
         "DIPTYCH_ALL__NATS_URL": "nats://127.0.0.1:4333",
         "DIPTYCH_ALL__LOG_FORMAT": "json",
         "DIPTYCH_ALL__LOG_LEVEL": "info",
-        "DIPTYCH_ALL__DRAIN_S": "4",
+        "DIPTYCH_ALL__DRAIN_S": "60",
         "DIPTYCH_DECODE_WORKER__MODEL": "m",
         "DIPTYCH_DECODE_WORKER__MODEL_PATH": "/w/m.gguf",
         "DIPTYCH_DECODE_WORKER__THREADS": "3",
@@ -65,6 +69,7 @@ def test_the_gateway_is_told_where_to_listen() -> None:
     (gateway,) = stack.stages(plan(port=9000), ("nats-server",))[2]
     assert gateway.environment["DIPTYCH_GATEWAY__PORT"] == "9000"
     assert gateway.environment["DIPTYCH_GATEWAY__HOST"] == "127.0.0.1"
+    assert gateway.environment["DIPTYCH_GATEWAY__REUSE_PORT"] == "true"
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,28 @@ from collections.abc import Iterable
 
 import pytest
 
-from diptych_cli.supervising import (
+from diptych_cli.orders import (
     Begun,
     ChildExited,
     ChildReady,
     Effect,
     Event,
     Finish,
+    Interrupt,
     Kill,
     Start,
-    State,
     StopAsked,
-    Supervisor,
     TellAllReady,
     TellExit,
+    TellGivenUp,
+    TellLeft,
     TellReady,
+    TellScaled,
     Terminate,
     TimePassed,
+    Wanted,
 )
+from diptych_cli.supervising import KILL_LEAVING_AFTER_S, State, Supervisor
 
 STAGES = (("nats",), ("worker", "scheduler"), ("gateway",))
 EVERYBODY = ("nats", "worker", "scheduler", "gateway")
@@ -28,8 +32,8 @@ EVERYBODY = ("nats", "worker", "scheduler", "gateway")
 class Driver:
     """Feeds events at a time of its own and checks the invariants after each."""
 
-    def __init__(self, stages: tuple[tuple[str, ...], ...] = STAGES) -> None:
-        self.supervisor = Supervisor(stages)
+    def __init__(self, **counts: int) -> None:
+        self.supervisor = Supervisor(STAGES, counts)
         self.now_s = 0.0
 
     def tell(self, *events: Event, after_s: float = 0.0) -> list[Effect]:
@@ -46,8 +50,9 @@ class Driver:
         return self.tell(TimePassed())
 
 
-def serving(names: Iterable[str] = EVERYBODY) -> Driver:
-    driver = Driver()
+def serving(names: Iterable[str] = (), **counts: int) -> Driver:
+    driver = Driver(**counts)
+    names = names or driver.supervisor.names()
     driver.tell(Begun(), *(ChildReady(name) for name in names))
     return driver
 
@@ -127,7 +132,7 @@ def test_wrong_settings_stop_the_stack() -> None:
         TellExit("worker", 2, None),
         Terminate("scheduler"),
     ]
-    assert driver.tell(ChildExited("scheduler", 0)) == [Terminate("nats")]
+    assert driver.tell(ChildExited("scheduler", 0)) == [Interrupt("nats")]
     assert driver.tell(ChildExited("nats", 0)) == [Finish(1)]
 
 
@@ -141,10 +146,10 @@ def test_a_child_that_never_gets_ready_stops_the_stack() -> None:
 
 def test_stopping_goes_backwards_stage_by_stage() -> None:
     driver = serving()
-    assert driver.tell(StopAsked()) == [Terminate("gateway")]
-    assert driver.tell(ChildExited("gateway", 0)) == [Terminate("worker"), Terminate("scheduler")]
+    assert driver.tell(StopAsked()) == [Interrupt("gateway")]
+    assert driver.tell(ChildExited("gateway", 0)) == [Interrupt("worker"), Interrupt("scheduler")]
     assert driver.tell(ChildExited("worker", 0)) == []
-    assert driver.tell(ChildExited("scheduler", 0)) == [Terminate("nats")]
+    assert driver.tell(ChildExited("scheduler", 0)) == [Interrupt("nats")]
     assert driver.tell(ChildExited("nats", 0)) == [Finish(0)]
 
 
@@ -163,7 +168,7 @@ def test_who_does_not_stop_is_killed_after_ten_seconds() -> None:
     driver.tell(StopAsked())
     assert driver.wake() == [Kill("gateway")]
     assert driver.now_s == 10.0
-    assert driver.tell(ChildExited("gateway", -9))[0] == Terminate("worker")
+    assert driver.tell(ChildExited("gateway", -9))[0] == Interrupt("worker")
 
 
 def test_asking_twice_kills_everybody() -> None:
@@ -178,3 +183,107 @@ def test_asking_twice_kills_everybody() -> None:
 def test_who_is_waited_for_is_known() -> None:
     driver = serving(("nats", "worker"))
     assert driver.supervisor.unready == ("scheduler",)
+
+
+def test_as_many_start_as_are_wanted_and_none_may_be() -> None:
+    assert Driver(nats=1, worker=3, scheduler=0).supervisor.names() == (
+        "nats",
+        "worker",
+        "worker-2",
+        "worker-3",
+        "gateway",
+    )
+
+
+def test_one_more_is_told_once_it_serves() -> None:
+    driver = serving()
+    assert driver.tell(Wanted("worker", 2)) == [Start("worker-2")]
+    assert driver.tell(ChildReady("worker-2"), after_s=3.0) == [
+        TellReady("worker-2", 3.0),
+        TellScaled("worker", ("worker", "worker-2"), 0),
+    ]
+
+
+def test_the_newest_leaves_and_has_time_to_finish() -> None:
+    driver = serving(worker=2)
+    assert driver.tell(Wanted("worker", 1)) == [Terminate("worker-2")]
+    assert driver.supervisor.state("worker-2") is State.LEAVING
+    assert driver.supervisor.unready == ()
+    assert driver.tell(ChildExited("worker-2", 0), after_s=42.0) == [
+        TellLeft("worker-2", 42.0),
+        TellScaled("worker", ("worker",), 0),
+    ]
+    assert "worker-2" not in driver.supervisor.names()
+
+
+def test_who_does_not_leave_is_killed_at_last() -> None:
+    driver = serving(worker=2)
+    driver.tell(Wanted("worker", 1))
+    assert driver.wake() == [Kill("worker-2")]
+    assert driver.now_s == KILL_LEAVING_AFTER_S
+    assert driver.tell(ChildExited("worker-2", -9))[1] == TellScaled("worker", ("worker",), 0)
+
+
+def test_one_that_is_wanted_again_takes_a_name_nobody_has() -> None:
+    driver = serving(worker=2)
+    driver.tell(Wanted("worker", 1))
+    assert driver.tell(Wanted("worker", 2)) == [Start("worker-3")]
+    driver.tell(ChildReady("worker-3"))
+    told = driver.tell(ChildExited("worker-2", 0))
+    assert told[1] == TellScaled("worker", ("worker", "worker-3"), 0)
+    assert driver.tell(Wanted("worker", 3)) == [Start("worker-2")]
+    assert driver.tell(ChildReady("worker-2")) != []
+    assert driver.tell(Wanted("worker", 2)) == [Terminate("worker-2")]
+
+
+def test_as_many_as_there_are_is_told_at_once() -> None:
+    assert serving().tell(Wanted("worker", 1)) == [TellScaled("worker", ("worker",), 0)]
+
+
+def test_none_of_a_service_may_be_left() -> None:
+    driver = serving()
+    assert driver.tell(Wanted("worker", 0)) == [Terminate("worker")]
+    assert driver.tell(ChildExited("worker", 0))[1] == TellScaled("worker", (), 0)
+    driver.tell(ChildExited("gateway", -9))
+    assert driver.wake() == [Start("gateway")]
+
+
+def test_one_that_rests_leaves_without_a_word() -> None:
+    driver = serving(worker=2)
+    driver.tell(ChildExited("worker-2", 1))
+    assert driver.tell(Wanted("worker", 1)) == [TellScaled("worker", ("worker",), 0)]
+    assert driver.supervisor.wake_s is None
+
+
+def test_a_late_one_that_cannot_work_is_given_up_and_the_stack_goes_on() -> None:
+    driver = serving()
+    driver.tell(Wanted("worker", 2))
+    assert driver.tell(ChildExited("worker-2", 2)) == [
+        TellGivenUp("worker-2", 2),
+        TellScaled("worker", ("worker",), 1),
+    ]
+    assert not driver.supervisor.stopping
+
+
+def test_nobody_waits_for_a_late_one() -> None:
+    driver = serving()
+    driver.tell(Wanted("worker", 2), ChildExited("gateway", -9))
+    assert driver.wake() == [Start("gateway")]
+
+
+def test_the_whole_is_ready_without_those_that_left_before() -> None:
+    driver = serving(("nats", "worker", "scheduler"), worker=2)
+    assert driver.tell(Wanted("worker", 1)) == [Terminate("worker-2")]
+    assert Start("gateway") in driver.tell(ChildExited("worker-2", 0))
+    assert driver.tell(ChildReady("gateway"))[-1] == TellAllReady(0.0)
+
+
+def test_whoever_leaves_while_the_stack_stops_is_asked_twice() -> None:
+    driver = serving(worker=2)
+    driver.tell(Wanted("worker", 1), StopAsked())
+    assert driver.tell(ChildExited("gateway", 0)) == [
+        Interrupt("worker"),
+        Terminate("worker-2"),
+        Interrupt("scheduler"),
+    ]
+    assert driver.tell(Wanted("worker", 5)) == []

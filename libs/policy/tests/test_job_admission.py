@@ -81,3 +81,18 @@ def test_memory_of_the_past_is_bounded(admission: JobAdmission) -> None:
     assert not admission.past(RequestId("old0"), 2)
     assert admission.past(RequestId("old4999"), 2)
     assert admission.admit(RequestId("old0"), 1, 1, may_wait=False) == Admitted()
+
+
+def test_giving_back_a_seat_nobody_has_changes_nothing(admission: JobAdmission) -> None:
+    admission.leave(R1, 1)
+    assert not admission.past(R1, 1)
+    admission.cancel(R1, 3)
+    admission.cancel(R1, 2)
+    assert admission.admit(R1, 3, 1, may_wait=True) == NotAdmitted(RefusalReason.CANCELLED)
+
+
+def test_a_seat_that_is_also_past_is_a_broken_invariant(admission: JobAdmission) -> None:
+    admission.admit(R1, 1, 1, may_wait=True)
+    admission._past[(R1, 1)] = None
+    with pytest.raises(AssertionError, match="seated and past"):
+        admission.check()

@@ -63,3 +63,13 @@ def test_absence_needs_time_to_be_told() -> None:
     assert liveness.absent(PEER, now_s=4)
     liveness.beat(PEER, now_s=4)
     assert not liveness.absent(PEER, now_s=4)
+
+
+def test_a_member_counts_from_its_first_ready_beat_on() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 3, ME)
+    assert liveness.beat(PEER, now_s=3, ready=False) == []
+    assert run(liveness, 3, 6, ME) == []
+    assert liveness.beat(PEER, now_s=6) == [MemberFound(PEER)]
+    assert liveness.beat(PEER, now_s=6.1, ready=False) == []
+    assert [loss.member for loss in run(liveness, 6.2, 8, ME)] == [PEER]

@@ -1,3 +1,5 @@
+from typing import Literal
+
 import msgspec
 import pytest
 
@@ -7,7 +9,7 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import Assignment, Forced, Mode, PriorityClass
 from diptych_policy.fleet import Fleet
 from diptych_policy.ordering import order_key
-from diptych_policy.routing import Demand, Unplaced, choose
+from diptych_policy.routing import Demand, Unplaced, choose, links_between
 from diptych_testkit.builders import MODEL, a_load, a_worker
 
 
@@ -59,6 +61,50 @@ def test_workers_that_cannot_share_kv_are_not_paired() -> None:
     for prefill in (other_model, other_host):
         placed = choose(demand(), a_fleet(prefill, D1))
         assert placed == Assignment(mode=Mode.LOCAL, decode=D1.worker)
+
+
+def over(worker: WorkerRegistration, *kinds: str, host: str = "host-1") -> WorkerRegistration:
+    """`worker` on `host`, offering links of `kinds`; its tcp is open to every host."""
+    (shm,) = worker.endpoints
+    hosts = {"shm": host, "tcp": "", "loopback": host}
+    endpoints = tuple(
+        msgspec.structs.replace(shm, kind=kind.replace("loopback", "tcp"), host=hosts[kind])
+        for kind in kinds
+    )
+    return msgspec.structs.replace(worker, endpoints=endpoints, host=host)
+
+
+def test_the_fastest_link_that_reaches_and_both_speak_is_taken() -> None:
+    p1, d1 = over(P1, "shm", "tcp"), over(D1, "shm", "tcp")
+    afar = over(P1, "shm", "tcp", host="host-2")
+    assert links_between(p1, d1) == ["shm", "tcp"]
+    assert links_between(afar, d1) == ["tcp"]
+    assert links_between(p1, over(D1, "tcp", "shm")) == ["tcp", "shm"]
+    assert links_between(over(P1, "tcp"), d1) == ["tcp"]
+    assert links_between(over(P1, "shm"), over(D1, "tcp")) == []
+
+
+def test_a_listener_on_loopback_is_not_reached_from_another_host() -> None:
+    d1 = over(D1, "shm", "loopback")
+    assert links_between(over(P1, "tcp"), d1) == ["tcp"]
+    assert links_between(over(P1, "tcp", host="host-2"), d1) == []
+
+
+def test_an_assignment_names_the_link_to_fall_back_to() -> None:
+    fleet = a_fleet(over(P1, "shm", "tcp"), over(D1, "shm", "tcp"))
+    placed = choose(demand(), fleet)
+    assert isinstance(placed, Assignment)
+    assert (placed.link, placed.next_link) == ("shm", "tcp")
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_a_forced_link_is_taken_and_nothing_else(link: Literal["shm", "tcp"]) -> None:
+    fleet = a_fleet(over(P1, "shm", "tcp"), over(D1, "shm", "tcp"))
+    placed = choose(demand(forced=Forced(link=link)), fleet)
+    assert isinstance(placed, Assignment)
+    assert (placed.link, placed.next_link) == (link, None)
+    forced = Forced(mode=Mode.REMOTE, link="tcp")
+    assert isinstance(choose(demand(forced=forced), a_fleet(P1, D1)), Unplaced)
 
 
 def test_the_least_loaded_is_chosen_and_ties_rotate() -> None:

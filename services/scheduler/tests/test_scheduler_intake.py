@@ -28,7 +28,7 @@ async def test_a_request_gets_one_record_whoever_pulls_it() -> None:
         for number in range(8):
             await fleet.client.send(a_request(f"r{number}"))
         owners = {(await recorded(fleet, f"r{number}")).owner for number in range(8)}
-        assert owners <= {"s1", "s2"}
+        assert owners <= {fleet.incarnation("s1"), fleet.incarnation("s2")}
 
 
 async def test_what_is_no_request_is_buried_with_the_reason() -> None:
@@ -62,4 +62,4 @@ async def test_a_request_that_was_cancelled_before_it_came_is_not_run() -> None:
         await fleet.client.send(a_request())
         end = await fleet.client.ended(REQUEST)
         assert (end.reason, end.detail) == (EndReason.CANCELLED, "not accepted in time")
-        assert (await fleet.closed(REQUEST)).owner == "s1"
+        assert (await fleet.closed(REQUEST)).owner == fleet.incarnation("s1")

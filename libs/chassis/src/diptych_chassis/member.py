@@ -1,12 +1,12 @@
 """What a service is given: who it is, its bus, and when to stop."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
 from diptych_bus.port import Bus
+from diptych_chassis.ending import Stopping
 from diptych_chassis.vitals import Readiness, Vitals
 from diptych_contracts.ids import Incarnation
 
@@ -19,7 +19,7 @@ class Member:
     incarnation: Incarnation
     bus: Bus
     rng: Random
-    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: Stopping = field(default_factory=Stopping)
     """Set once: stop taking work, finish or hand back what is held, return."""
     clock: Callable[[], float] = time.monotonic
     vitals: Vitals = field(default_factory=lambda: Vitals(time.monotonic()))

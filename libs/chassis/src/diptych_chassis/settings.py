@@ -41,7 +41,8 @@ class ServiceSettings:
     health_port: int = 0
     """Port of `/health/*` and `/metrics`; 0 takes a free one and logs it."""
     drain_s: float = 60.0
-    """How long held work may take once asked to stop; 5 s later what is left is cut off."""
+    """How long held work may take once asked to stop; 5 s later what is left is cut off.
+    After SIGINT (Ctrl-C) at most 4 s."""
 
 
 S = TypeVar("S", bound=ServiceSettings)

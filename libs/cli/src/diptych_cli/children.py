@@ -21,8 +21,8 @@ class Child:
     ends its children in their order.
     """
 
-    def __init__(self, spec: ChildSpec, process: asyncio.subprocess.Process) -> None:
-        self.spec = spec
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
         self._process = process
 
     @property
@@ -31,8 +31,12 @@ class Child:
         return self._process.pid
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask it to finish what it holds and end."""
         self._signal(signal.SIGTERM)
+
+    def interrupt(self) -> None:
+        """Ask it to end soon."""
+        self._signal(signal.SIGINT)
 
     def kill(self) -> None:
         """End it."""
@@ -46,12 +50,12 @@ class Child:
         """Hand on its lines until it has ended; gives its exit code (negative: a signal)."""
         assert self._process.stdout is not None
         async for line in lines(self._process.stdout):
-            on_line(self.spec.name, line)
+            on_line(self.name, line)
         return await self._process.wait()
 
 
-async def start(spec: ChildSpec) -> Child:
-    """Run `spec`, both its outputs in one pipe.
+async def start(name: str, spec: ChildSpec) -> Child:
+    """Run `spec` as child `name`, both its outputs in one pipe.
 
     Raises:
         OSError: the command cannot be run.
@@ -64,7 +68,7 @@ async def start(spec: ChildSpec) -> Child:
         env={**os.environ, **spec.environment},
         start_new_session=True,
     )
-    return Child(spec, process)
+    return Child(name, process)
 
 
 async def lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -1,52 +1,16 @@
 """The commands and what they take. Each imports its work only when it is called."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych_cli import catalogue
+from diptych_cli import catalogue, teaching
 from diptych_cli.failing import CliError, need
 
 _DEFAULT_PORT = 8080
-
-_ABOUT = """\
-Serve large language models with prefill and decode on separate workers.
-
-  diptych up                          the whole stack on this machine, on port 8080
-  diptych doctor                      can this machine run it?
-  diptych models list                 weights known by name
-"""
-
-_UP = """\
-Start NATS, one prefill worker, one decode worker, scheduler, power-governor and gateway, each a
-process of its own, and stay in the foreground. Fetches the weights at the first start.
-Ctrl-C stops everything.
-
-  diptych up                          SmolLM2 135M at http://127.0.0.1:8080/v1
-  diptych up --port 9000 --decode 2   another port, two decode workers
-  diptych up --model ./my-model.gguf  weights of your own
-  diptych up --model OWNER/REPO       weights from Hugging Face
-  diptych up -v                       show every service's log, not only warnings
-
-Settings of a service come from its environment, e.g. DIPTYCH_GATEWAY__MAX_IN_FLIGHT=64.
-"""
-
-_MODELS = """\
-Weights known by name, and fetching them.
-
-  diptych models list
-  diptych models pull smollm2-135m
-  diptych models pull OWNER/REPO:FILE.gguf
-"""
-
-_DOCTOR = """\
-Check what the stack needs on this machine and say what to do. Exit code 1 if something is missing.
-
-  diptych doctor
-  diptych doctor --port 9000
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,25 +28,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = _parser(argparse.ArgumentParser, _ABOUT, prog="diptych")
+    parser = _parser(argparse.ArgumentParser, teaching.DIPTYCH, prog="diptych")
     parser.set_defaults(run=lambda _: _help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_up(commands)
-    _add_models(commands)
-    _add_doctor(commands)
+    for add in (
+        _add_up,
+        _add_scale,
+        _add_chat,
+        _add_top,
+        _add_tap,
+        _add_kv,
+        _add_models,
+        _add_doctor,
+    ):
+        add(commands)
     return parser
 
 
 def _add_up(commands: Any) -> None:
-    up = _parser(commands.add_parser, _UP, name="up", help="the whole stack on this machine")
+    up = _parser(
+        commands.add_parser, teaching.UP, name="up", help="the whole stack on this machine"
+    )
     up.add_argument("--port", type=_port, default=_DEFAULT_PORT, help="of the gateway (8080)")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     up.add_argument(
         "--model", default=catalogue.DEFAULT, help=f"name, file or OWNER/REPO ({catalogue.DEFAULT})"
     )
     up.add_argument("--dir", type=Path, help="what the stack remembers (a folder per port)")
-    up.add_argument("--prefill", type=_count, default=1, help="prefill workers (1)")
+    up.add_argument("--prefill", type=_number, default=1, help="prefill workers (1)")
     up.add_argument("--decode", type=_count, default=1, help="decode workers (1)")
+    up.add_argument("--gateways", type=_count, default=1, help="gateways behind the port (1)")
+    up.add_argument("--schedulers", type=_count, default=1, help="schedulers (1)")
     up.add_argument("--threads", type=_count, help="per worker (cores / workers)")
     up.add_argument(
         "-v", action="count", default=0, dest="verbosity", help="all log lines; -vv debug ones too"
@@ -90,8 +66,92 @@ def _add_up(commands: Any) -> None:
     up.set_defaults(run=_run_up)
 
 
+def _add_scale(commands: Any) -> None:
+    scale = _parser(commands.add_parser, teaching.SCALE, name="scale", help="more or fewer workers")
+    scale.add_argument("service", choices=("prefill", "decode", "gateways", "schedulers"))
+    scale.add_argument("count", type=_number, help="how many from now on; 0 for prefill only")
+    _add_where(scale)
+    scale.set_defaults(
+        run=lambda o: need("diptych_cli.scale").scale(_running(o), o.service, o.count)
+    )
+
+
+def _add_chat(commands: Any) -> None:
+    chat = _parser(commands.add_parser, teaching.CHAT, name="chat", help="talk to a model")
+    chat.add_argument("question", nargs="*", help="ask only this")
+    chat.add_argument("--url", help="base URL of any OpenAI-compatible server")
+    chat.add_argument("--model", help="its id there (the first one served)")
+    chat.add_argument(
+        "--system", default="You are a helpful assistant.", help="system message; '' for none"
+    )
+    chat.add_argument("--temperature", type=float, help="0 is greedy")
+    chat.add_argument("--max-tokens", type=_count, help="longest answer")
+    _add_where(chat)
+    chat.set_defaults(run=_run_chat)
+
+
+def _add_top(commands: Any) -> None:
+    top = _parser(commands.add_parser, teaching.TOP, name="top", help="the stack at a glance")
+    top.add_argument("--once", action="store_true", help="print one table and exit")
+    _add_where(top)
+    top.set_defaults(run=lambda o: need("diptych_cli.top").top(_running(o), once=o.once))
+
+
+def _add_tap(commands: Any) -> None:
+    tap = _parser(commands.add_parser, teaching.TAP, name="tap", help="what goes over the bus")
+    tap.add_argument("subject", nargs="?", default=">", help="which messages")
+    tap.add_argument("--count", type=_count, help="exit after so many")
+    tap.add_argument("--all", action="store_true", help="show token ids too")
+    tap.add_argument("--nats", metavar="URL", help="another NATS server than the stack's")
+    _add_where(tap)
+    tap.set_defaults(run=_run_tap)
+
+
+def _add_kv(commands: Any) -> None:
+    kv = _parser(commands.add_parser, teaching.KV, name="kv", help="KV transfers on their way")
+    kv.add_argument("--ended", type=_number, default=0, help="tell of so many ended ones too")
+    kv.add_argument("--json", action="store_true", help="one line of JSON")
+    kv.add_argument("--watch", action="store_true", help="twice a second until Ctrl-C")
+    _add_where(kv)
+    kv.set_defaults(
+        run=lambda o: need("diptych_cli.kv").kv(
+            _running(o), ended=o.ended, as_json=o.json, watch=o.watch
+        )
+    )
+
+
+def _add_where(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", type=_port, help="of the stack (the only one that runs)")
+    parser.add_argument("--dir", type=Path, help="of the stack, if it was started with --dir")
+
+
+def _running(options: argparse.Namespace) -> Any:
+    """The stack the command is about."""
+    return need("diptych_cli.presence").find(options.port, options.dir)
+
+
+def _run_chat(options: argparse.Namespace) -> int:
+    chat, asking = need("diptych_cli.chat"), need("diptych_cli.asking")
+    url = options.url or _running(options).base_url
+    # A key of somebody else's is none of a local stack's business.
+    key = os.environ.get("OPENAI_API_KEY", "") if options.url else ""
+    wishes = chat.ChatOptions(
+        model=options.model,
+        system=options.system,
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+    )
+    return int(chat.chat(asking.Server(url, key), wishes, " ".join(options.question)))
+
+
+def _run_tap(options: argparse.Namespace) -> int:
+    url = options.nats or _running(options).nats_url
+    tap = need("diptych_cli.tap").tap
+    return int(tap(url, options.subject, count=options.count, everything=options.all))
+
+
 def _add_models(commands: Any) -> None:
-    models = _parser(commands.add_parser, _MODELS, name="models", help="weights, by name")
+    models = _parser(commands.add_parser, teaching.MODELS, name="models", help="weights, by name")
     models.set_defaults(run=lambda _: _help(models))
     verbs = models.add_subparsers(title="commands", metavar="COMMAND")
     listing = verbs.add_parser("list", help="what is known, and what is here")
@@ -102,7 +162,9 @@ def _add_models(commands: Any) -> None:
 
 
 def _add_doctor(commands: Any) -> None:
-    doctor = _parser(commands.add_parser, _DOCTOR, name="doctor", help="can this machine run it?")
+    doctor = _parser(
+        commands.add_parser, teaching.DOCTOR, name="doctor", help="can this machine run it?"
+    )
     doctor.add_argument("--port", type=_port, default=_DEFAULT_PORT, help="of the gateway (8080)")
     doctor.set_defaults(run=lambda options: need("diptych_cli.doctor").doctor(options.port))
 
@@ -116,6 +178,8 @@ def _run_up(options: argparse.Namespace) -> int:
         directory=options.dir,
         prefill=options.prefill,
         decode=options.decode,
+        gateways=options.gateways,
+        schedulers=options.schedulers,
         threads=options.threads,
         verbosity=options.verbosity,
     )
@@ -137,6 +201,12 @@ def _help(parser: argparse.ArgumentParser) -> int:
 def _port(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"expected a port from 1 to 65535, got {text!r}")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {text!r}")
     return int(text)
 
 

@@ -1,7 +1,8 @@
-"""Hearing from the stack's own bus who serves."""
+"""The supervisor on the stack's own bus: it hears who serves, and answers orders."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import nats
@@ -12,15 +13,24 @@ from nats.errors import Error as NatsError
 from diptych_contracts import subjects
 from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Beat
-from diptych_contracts.wire import decode
+from diptych_contracts.wire import Message, decode, encode
 
 _PAUSE_S = 0.05
 
+Answer = Callable[[bytes], Awaitable[Message]]
+
 
 async def listen(
-    url: str, *, on_server: Callable[[], None], on_beat: Callable[[Beat], None]
+    url: str,
+    *,
+    on_server: Callable[[], None],
+    on_beat: Callable[[Beat], None],
+    answers: Mapping[str, Answer],
 ) -> None:
-    """Tell of the server whenever it is there (again), and of every beat, until cancelled."""
+    """Tell of the server whenever it is there (again), and of every beat, until cancelled.
+
+    Requests on the subjects of `answers` are answered meanwhile, however long that takes.
+    """
 
     async def heard(message: Msg) -> None:
         try:
@@ -30,11 +40,27 @@ async def listen(
 
     client = await _connected(url, on_server)
     try:
-        await client.subscribe(subjects.BEATS, cb=heard)
-        on_server()
-        await asyncio.Event().wait()
+        async with asyncio.TaskGroup() as tasks:
+            await client.subscribe(subjects.BEATS, cb=heard)
+            for subject, answer in answers.items():
+                await client.subscribe(subject, cb=_answering(tasks, answer))
+            on_server()
+            await asyncio.Event().wait()
     finally:
         await client.close()
+
+
+def _answering(tasks: asyncio.TaskGroup, answer: Answer) -> Callable[[Msg], Awaitable[None]]:
+    async def reply(message: Msg) -> None:
+        answered = encode(await answer(message.data))
+        with contextlib.suppress(NatsError):  # else whoever asked will ask again
+            await message.respond(answered)
+
+    async def asked(message: Msg) -> None:
+        if message.reply:
+            tasks.create_task(reply(message))
+
+    return asked
 
 
 async def _connected(url: str, on_server: Callable[[], None]) -> Client:

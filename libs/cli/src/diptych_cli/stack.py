@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NATS = "nats"
-DRAIN_S = 4.0
-"""Ctrl-C should not take long: shorter than the supervisor's patience before it kills."""
-WORKERS = ("prefill-worker", "decode-worker")
+DRAIN_S = 60.0
+"""For a process that is wanted no more: streams may run on for so long. Ctrl-C interrupts, and
+that takes a few seconds at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,8 @@ class Plan:
     model_path: Path
     prefill: int = 1
     decode: int = 1
+    gateways: int = 1
+    schedulers: int = 1
     threads: int = 1
     """Per worker."""
     log_level: str = "info"
@@ -40,10 +42,28 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class ChildSpec:
-    """One process: its name in the log, what to run, and what to add to its environment."""
+class Scalable:
+    """A service whose number of processes may change."""
 
-    name: str
+    service: str
+    least: int
+    most: int = 64
+
+
+SCALABLE = {
+    "prefill": Scalable("prefill-worker", 0),
+    "decode": Scalable("decode-worker", 1),
+    "gateways": Scalable("gateway", 1),
+    "schedulers": Scalable("scheduler", 1),
+}
+"""By the word users type. Without prefill workers the decode workers do both."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to run as one process of a service, and what to add to its environment."""
+
+    service: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
 
@@ -52,23 +72,30 @@ Stages = tuple[tuple[ChildSpec, ...], ...]
 
 
 def stages(plan: Plan, nats_command: tuple[str, ...]) -> Stages:
-    """The stack's processes, in the order they are started.
+    """The stack's services, in the order they are started.
 
     NATS first; then everybody who works behind the scenes; the gateway last, so that its port
     opens when there is somebody to answer.
     """
-    workers = [
-        _worker(plan, service, number)
-        for service, replicas in zip(WORKERS, (plan.prefill, plan.decode), strict=True)
-        for number in range(1, replicas + 1)
-    ]
-    behind = (*workers, _service(plan, "scheduler", {}), _service(plan, "power-governor", {}))
-    front = {"HOST": plan.host, "PORT": str(plan.port)}
+    behind = (
+        _service(plan, "prefill-worker", worker_settings(plan)),
+        _service(plan, "decode-worker", worker_settings(plan)),
+        _service(plan, "scheduler", {}),
+        _service(plan, "power-governor", {}),
+    )
+    # Gateways come and go behind one port, which the supervisor holds for them.
+    front = {"HOST": plan.host, "PORT": str(plan.port), "REUSE_PORT": "true"}
     return (
         (ChildSpec(NATS, tethered(nats_command), {}),),
         behind,
         (_service(plan, "gateway", front),),
     )
+
+
+def counts(plan: Plan) -> dict[str, int]:
+    """How many processes of a service to start; of those not named, one."""
+    wanted = (plan.prefill, plan.decode, plan.gateways, plan.schedulers)
+    return {kind.service: n for kind, n in zip(SCALABLE.values(), wanted, strict=True)}
 
 
 def tethered(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -96,12 +123,6 @@ def variables(service: str, settings: Mapping[str, str]) -> dict[str, str]:
     """Settings as environment variables of `service`."""
     start = f"DIPTYCH_{service.upper().replace('-', '_')}__"
     return {start + name: value for name, value in settings.items()}
-
-
-def _worker(plan: Plan, service: str, number: int) -> ChildSpec:
-    spec = _service(plan, service, worker_settings(plan))
-    name = service if number == 1 else f"{service}-{number}"
-    return ChildSpec(name, spec.command, spec.environment)
 
 
 def _service(plan: Plan, service: str, settings: Mapping[str, str]) -> ChildSpec:

@@ -96,6 +96,7 @@ class AttemptFailed(Message, frozen=True, kw_only=True, tag="attempt_failed.1"):
     request_id: RequestId
     attempt: int
     worker: Incarnation
+    """The one that could not go on: the next attempt avoids it for a moment."""
     reason: str
     detail: str = ""
     retryable: bool = True

@@ -30,7 +30,7 @@ class Forced(Message, frozen=True, kw_only=True, tag="forced.1"):
     """A path the client insists on (for tests and debugging)."""
 
     mode: Mode | None = None
-    link: Literal["shm"] | None = None
+    link: Literal["shm", "tcp"] | None = None
 
 
 class Deadlines(Message, frozen=True, kw_only=True, tag="deadlines.1"):
@@ -89,6 +89,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     decode: Incarnation
     prefill: Incarnation | None = None
     link: str | None = None
+    next_link: str | None = None
+    """The link to take if `link` cannot be opened; None: there is no other, or `link` is forced."""
 
     @property
     def entry(self) -> Incarnation:

@@ -46,6 +46,10 @@ def live(gateway: Incarnation) -> str:
     return f"live.{gateway}"
 
 
+LIVES = "live.*"
+"""Every journal's republication."""
+
+
 def event(name: str) -> str:
     """A life-cycle event, in stream `EVENTS`."""
     return f"event.{name}"
@@ -104,3 +108,8 @@ ATTENDED = "attended.*"
 def power(worker: Incarnation) -> str:
     """Leased power set-points for one worker's device."""
     return f"power.{worker}"
+
+
+def control(member: Incarnation) -> str:
+    """Questions and orders to one process; request and typed answer."""
+    return f"control.{member}"

@@ -24,6 +24,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 
 from diptych_contracts.ids import Incarnation, TransferId
 
@@ -52,6 +53,7 @@ class Transfer:
     deadline_s: float
     writer: Incarnation | None = None
     """The process that writes; None at the writer itself."""
+    opened_s: float = 0.0
     tokens: int = 0
     """What the reader expects; 0 at the writer, whose engine counts."""
     state: State = State.RESERVED
@@ -137,6 +139,10 @@ class TransferLedger:
         if held is None:
             return self._over.get(transfer_id)
         return None if held.is_open else _ending(held)
+
+    def ended(self, n: int) -> list[tuple[TransferId, str]]:
+        """The `n` transfers that were over last, newest first, and how they ended."""
+        return list(islice(reversed(self._over.items()), n))
 
     def add(self, transfer: Transfer) -> None:
         """Take a new transfer on. Raises `ValueError` for an id seen before."""

@@ -98,6 +98,7 @@ class LiveRequest:
             generation=generation,
             decode_worker=assignment.decode,
             link=assignment.link or "",
+            next_link=assignment.next_link,
         )
 
     def fence(self) -> Fence:

@@ -75,11 +75,17 @@ class Liveness:
             and now_s - since_s > self._silence_s + self._grace_s
         )
 
-    def beat(self, member: Incarnation, *, now_s: float) -> list[MemberFound]:
-        """A beat of `member` has arrived."""
+    def beat(self, member: Incarnation, *, now_s: float, ready: bool = True) -> list[MemberFound]:
+        """A beat of `member` has arrived.
+
+        A member counts from its first ready beat on: before that it holds nothing that could be
+        lost, and loading weights can starve its beats.
+        """
         if member == self._me:
             self._own_seen_s = now_s
         found = member not in self._patient_from_s
+        if found and not ready:
+            return []
         self._patient_from_s[member] = max(now_s, self._patient_from_s.get(member, now_s))
         return [MemberFound(member)] if found else []
 

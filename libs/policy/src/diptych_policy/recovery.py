@@ -94,6 +94,7 @@ class Ledger:
         self._arrivals = 0
         self._now_s = 0.0
         self._unix_ms = 0
+        self._may_place = False
         self.log: deque[Event] = deque(maxlen=256)
 
     # Questions
@@ -152,6 +153,7 @@ class Ledger:
             case MemberWasLost() | MemberWasFound() | AnswersAttended():
                 effects = self._heard_of_members(event)
             case Ticked():
+                self._may_place = True
                 effects = [e for live in list(self._live.values()) for e in self._due(live)]
         return effects + self._place()
 
@@ -191,7 +193,7 @@ class Ledger:
         live = self._live.get(request_id)
         if live is None or live.stage is not Stage.CREATING:
             return []
-        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._queue(live)
         event = RequestQueued(request_id=request_id, scheduler=self._me)
         return [Announce(request_id, event, f"{request_id}.queued")]
 
@@ -232,6 +234,7 @@ class Ledger:
             case MemberWasLost(member):
                 return self._lost(member)
             case MemberWasFound(member):  # a gateway that was only frozen knows its readers
+                self._may_place = True
                 for live in self._live.values():
                     if live.request.gateway == member:
                         live.attendance.read()
@@ -292,7 +295,7 @@ class Ledger:
             live.to(Stage.FENCING, now_s=self._now_s)
             return [PublishFence(record.gateway, live.fence())]
         if record.state is RecordState.QUEUED or record.assignment is None:
-            live.to(Stage.QUEUED, now_s=self._now_s)
+            self._queue(live)
             return []
         assignment = record.assignment
         if any(not self._fleet.alive(w) for w in assignment.workers if live.needs(w)):
@@ -334,7 +337,7 @@ class Ledger:
         """The fence is in the journal: the answer so far is the prefix of the new attempt."""
         if len(live.view.token_ids) >= live.request.stopping.max_tokens:
             return self._end(live, EndReason.LENGTH, "")
-        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._queue(live)
         return []
 
     def _failed(self, live: LiveRequest, failed: AttemptFailed) -> list[Effect]:
@@ -378,6 +381,10 @@ class Ledger:
     # Placing
 
     def _place(self) -> list[Effect]:
+        """Place what is queued, if time, room or the queue has changed: not at every token."""
+        if not self._may_place:
+            return []
+        self._may_place = False
         waiting = [e for e in self._live.values() if e.stage is Stage.QUEUED]
         waiting.sort(key=lambda e: order_key(e.request.priority_class, e.arrival))
         effects: list[Effect] = []
@@ -414,9 +421,14 @@ class Ledger:
         for worker, tokens in live.booked.items():
             self._fleet.assign(worker, tokens)
 
+    def _queue(self, live: LiveRequest) -> None:
+        live.to(Stage.QUEUED, now_s=self._now_s)
+        self._may_place = True
+
     def _release(self, live: LiveRequest, *, keep: Incarnation | None = None) -> None:
         for worker in [w for w in live.booked if w != keep]:
             self._fleet.unassign(worker, live.booked.pop(worker))
+            self._may_place = True
 
     def _send(self, live: LiveRequest, assignment: Assignment) -> SendJob:
         job = live.job(assignment, unix_ms=self._unix_ms)

@@ -37,13 +37,18 @@ class Unplaced:
 
 
 def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> list[str]:
-    """KV links over which `prefill` can write into `decode`, fastest first."""
+    """KV links over which `prefill` can write into `decode`, fastest first.
+
+    A worker writes over the kinds it offers itself. An endpoint that names a host reaches no
+    further: shared memory always does, a listener on loopback too.
+    """
     if prefill.fingerprint != decode.fingerprint or prefill.layout != decode.layout:
         return []
+    spoken = {endpoint.kind for endpoint in prefill.endpoints}
     return [
         endpoint.kind
         for endpoint in decode.endpoints
-        if endpoint.kind != "shm" or endpoint.host == prefill.host
+        if endpoint.kind in spoken and endpoint.host in ("", prefill.host)
     ]
 
 
@@ -82,7 +87,7 @@ def _remote(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> As
     )
     if decode is None:
         return Unplaced("every decode worker is full")
-    links = {prefill.id: link for prefill, peer, link in pairs if peer is decode}
+    links = {prefill.id: links for prefill, peer, links in pairs if peer is decode}
     prefill = _least_loaded(
         [worker for worker in prefills if worker.id in links],
         demand.prompt_tokens,
@@ -91,23 +96,24 @@ def _remote(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> As
     )
     if prefill is None:
         return Unplaced("every prefill worker is full")
+    link, next_link = (*links[prefill.id], None)[:2]
     return Assignment(
-        mode=Mode.REMOTE, prefill=prefill.id, decode=decode.id, link=links[prefill.id]
+        mode=Mode.REMOTE, prefill=prefill.id, decode=decode.id, link=link, next_link=next_link
     )
 
 
 def _pairs(
     demand: Demand, prefills: list[Worker], decodes: list[Worker]
-) -> list[tuple[Worker, Worker, str]]:
-    """Every (prefill, decode, link) that can work together."""
+) -> list[tuple[Worker, Worker, list[str]]]:
+    """Every (prefill, decode, links) that can work together."""
     wanted = demand.forced.link
     found = []
     for prefill in prefills:
         for decode in decodes:
-            links = links_between(prefill.registration, decode.registration)
-            link = next((link for link in links if wanted in (None, link)), None)
-            if link is not None:
-                found.append((prefill, decode, link))
+            common = links_between(prefill.registration, decode.registration)
+            links = [link for link in common if wanted in (None, link)]
+            if links:
+                found.append((prefill, decode, links))
     return found
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from random import Random
+from random import Random, getrandbits
 from typing import Any
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
@@ -48,6 +48,8 @@ class Life:
     bus: MemoryBus
     task: asyncio.Task[None]
     beating: bool = True
+    known: bool = False
+    """It has beaten as ready: the schedulers count on it."""
 
 
 class SmallFleet:
@@ -60,11 +62,18 @@ class SmallFleet:
         self.lives: dict[str, Life] = {}
         self.loads: dict[str, WorkerLoad] = {}
         self._load_news = asyncio.Event()
+        self._life = f"{getrandbits(32):08x}"
         self._tasks = tasks
 
     def _member(self, service: str, name: str) -> Member:
         bus = self.broker.connect(name)
-        return Member(service=service, incarnation=Incarnation(name), bus=bus, rng=Random(name))
+        return Member(
+            service=service, incarnation=self.incarnation(name), bus=bus, rng=Random(name)
+        )
+
+    def incarnation(self, name: str) -> Incarnation:
+        """A member's full id: its shared memory must not meet that of another test's."""
+        return Incarnation(f"{name}-{self._life}")
 
     def scheduler(self, name: str = "s1", **settings: Any) -> None:
         """Start a scheduler."""
@@ -102,32 +111,39 @@ class SmallFleet:
             if life.beating:
                 member = life.member
                 member.vitals.beat_sent(count, member.now_s())
-                beat = Beat(member=member.incarnation, service=member.service, count=count)
+                beat = Beat(
+                    member=member.incarnation,
+                    service=member.service,
+                    count=count,
+                    ready=member.vitals.readiness.ready,
+                )
                 await life.bus.publish(subjects.beat(member.incarnation), beat)
+                life.known = beat.ready
             await asyncio.sleep(_BEAT_S)
 
     async def ready(self, *names: str, timeout_s: float = 10.0) -> None:
-        """Wait until the named members (all, if none) serve."""
+        """Wait until the named members (all, if none) serve, and the schedulers know it."""
         waiting = set(names or self.lives)
         async with asyncio.timeout(timeout_s):
             while waiting:
                 await asyncio.sleep(0.01)
-                waiting = {n for n in waiting if not self.lives[n].member.vitals.readiness.ready}
+                waiting = {n for n in waiting if not self.lives[n].known}
 
     async def until_reserved(self, worker: str, timeout_s: float = 10.0) -> None:
         """Wait until `worker` has given a ticket."""
-        await self._until_load(
+        await self.until_load(
             lambda: self.loads[worker].transfer_slots_used > 0, timeout_s=timeout_s
         )
 
     async def settled(self, timeout_s: float = 10.0) -> None:
         """Wait until no worker holds a sequence, a KV cell or a transfer slot."""
-        await self._until_load(
+        await self.until_load(
             lambda: all(_holds_nothing(self.loads[w]) for w in self.loads if w in self.lives),
             timeout_s=timeout_s,
         )
 
-    async def _until_load(self, holds: Callable[[], bool], *, timeout_s: float) -> None:
+    async def until_load(self, holds: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+        """Wait for fresh telemetry of every worker until `holds()`."""
         self.loads.clear()
         workers = {n for n, life in self.lives.items() if life.member.service.endswith("worker")}
         async with asyncio.timeout(timeout_s):
@@ -137,7 +153,7 @@ class SmallFleet:
 
     def _hear_load(self, delivery: Delivery) -> None:
         load: WorkerLoad = delivery.decode(WorkerLoad)
-        self.loads[load.worker] = load
+        self.loads[load.worker.removesuffix(f"-{self._life}")] = load
         self._load_news.set()
 
     async def closed(self, request_id: str, timeout_s: float = 10.0) -> RequestRecord:

@@ -15,7 +15,8 @@ from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.port import Engine
 from diptych_engine.step_loop import StepLoop
 from diptych_kvlink.incoming import IncomingTransfers
-from diptych_kvlink.lockfile import boot_id
+from diptych_kvlink.links import LinkSettings
+from diptych_kvlink.lockfile import host_id
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_policy.job_admission import JobAdmission
 from diptych_power.sim import SimulatedDevice
@@ -81,14 +82,16 @@ async def run_worker(
 ) -> None:
     """Join `engine` and `device` to the bus and the KV links, and serve."""
     spec = engine.spec
+    link_settings = LinkSettings(kinds=settings.links, host=settings.kv_host, port=settings.kv_port)
     incoming = IncomingTransfers(
         spec.layout,
         slots=settings.transfer_slots,
         lease_s=settings.lease_s,
         name=member.incarnation,
+        links=link_settings,
         fingerprint=spec.fingerprint,
     )
-    links = WriterLinks(member.incarnation, clock=member.now_s)
+    links = WriterLinks(member.incarnation, settings=link_settings, clock=member.now_s)
     registration = WorkerRegistration(
         worker=member.incarnation,
         role=role,
@@ -100,7 +103,7 @@ async def run_worker(
         max_sequences=spec.max_sequences,
         kv_tokens=spec.kv_tokens,
         context_tokens=card.context_tokens,
-        host=boot_id(),
+        host=host_id(),
         cap_min_w=device.cap_min_w,
         cap_default_w=device.cap_default_w,
     )
@@ -114,8 +117,8 @@ async def run_worker(
         hand_over=HandOver(
             member.bus,
             engine,
-            lambda ticket, sent_s: links.transfer(ticket, sent_s=sent_s),
-            worker=member.incarnation,
+            links,
+            metrics=metrics,
             transfer_s=settings.transfer_s,
             now_s=member.now_s,
         ),
@@ -131,5 +134,5 @@ async def run_worker(
     finally:
         news.closed = True
         await asyncio.to_thread(engine.stop)  # before the links: it may be writing
-        links.close()
+        await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
         incoming.close()

@@ -27,6 +27,8 @@ class Attempt:
     """When it last had a token."""
     energy_j: float = 0.0
     energy_source: str = "sim"
+    link: str = ""
+    """PREFILL: the KV link it holds a ticket for; empty before it has one."""
     verified_s: float = 0.0
     """DECODE: how long it took to verify the KV."""
     sampled: asyncio.Future[NewTokens] = field(default_factory=asyncio.Future)
@@ -36,6 +38,8 @@ class Attempt:
     failure: Refused | None = None
     """Why the engine dropped it."""
     task: asyncio.Task[None] | None = None
+    stopping: bool = False
+    """It was told to stop: once is enough, twice would break off its clean-up."""
 
     @property
     def key(self) -> SequenceKey:
@@ -65,7 +69,7 @@ class Attempt:
         first_s = now_s if self.first_token_s is None else self.first_token_s
         match self.job:
             case PrefillJob(link=link):
-                return self._prefilled(Mode.REMOTE, started_s, first_s, link=link)
+                return self._prefilled(Mode.REMOTE, started_s, first_s, link=self.link or link)
             case GenerateJob():
                 local = self._prefilled(Mode.LOCAL, started_s, first_s, link="")
                 return self._decoded(local, now_s - first_s, self._decode_share(first_s, now_s))

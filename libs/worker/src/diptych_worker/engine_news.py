@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from diptych_bus.port import Journal
-from diptych_contracts.errors import Refused
+from diptych_contracts.errors import DiptychError, Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, TokenEntry, TokenFrame
@@ -60,18 +60,18 @@ class EngineNews:
         while self._journal.ring_full and not self.closed:
             time.sleep(_PAUSE_S)
 
-    def fail(self, attempt: Attempt, reason: str, detail: str, *, retryable: bool = True) -> None:
-        """Tell the owner that this worker gives `attempt` up."""
-        log.warning(
-            "attempt_failed", request_id=attempt.key.request_id, reason=reason, detail=detail
-        )
+    def fail(self, attempt: Attempt, err: DiptychError) -> None:
+        """Tell the owner that `attempt` cannot go on here; it knows of its own cancels."""
+        refused = err if isinstance(err, Refused) else Refused(type(err).__name__, str(err))
+        if refused.reason == RefusalReason.CANCELLED:
+            return
+        log.warning("attempt_failed", request_id=attempt.key.request_id, error=str(refused))
         failed = AttemptFailed(
             request_id=attempt.key.request_id,
             attempt=attempt.key.attempt,
-            worker=self._worker,
-            reason=reason,
-            detail=detail,
-            retryable=retryable,
+            worker=Incarnation(refused.by or self._worker),
+            reason=refused.reason,
+            detail=str(err),
         )
         self._journal.append(attempt.gateway, failed)
 

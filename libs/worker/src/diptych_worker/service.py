@@ -9,6 +9,7 @@ from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
 from diptych_contracts import subjects
+from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError, Refused, Unverified
 from diptych_contracts.fleet import WorkerLoad
 from diptych_contracts.jobs import (
@@ -84,6 +85,7 @@ class Worker:
             await self._bus.serve(subjects.cancel(self._me), self._on_cancel)
             await self._bus.serve(subjects.kv(self._me, "reserve"), self._on_reserve)
             await self._bus.serve(subjects.kv(self._me, "release"), self._on_release)
+            await self._bus.serve(subjects.control(self._me), self._on_control)
             await self._bus.subscribe(subjects.power(self._me), self._on_power)
             await self._register.enter()
             turns = [
@@ -103,7 +105,7 @@ class Worker:
         self._member.ready(False, "draining")
         self._admission.draining = True
         await self._report()
-        give_up_s = self._member.now_s() + self._drain_s
+        give_up_s = self._member.now_s() + self._member.stopping.drain_s(self._drain_s)
         while len(self._admission) and self._member.now_s() < give_up_s:
             await asyncio.sleep(_LOAD_S)
             await self._report()
@@ -117,12 +119,13 @@ class Worker:
         job: Job = delivery.decode(Job)
         generation = job.generation
         key = SequenceKey(generation.request_id, generation.attempt)
+        began_s = self._member.now_s()
         try:
             duplicate, blocks = self._seat(job, key)
         except (Refused, Unverified) as err:
             return _refused(key, err)
         if not duplicate:
-            self._start(job, blocks)
+            self._start(job, blocks, verified_s=self._member.now_s() - began_s)
         return JobAccepted(request_id=key.request_id, attempt=key.attempt, duplicate=duplicate)
 
     def _seat(self, job: Job, key: SequenceKey) -> tuple[bool, list[KvBlock]]:
@@ -152,7 +155,7 @@ class Worker:
         for attempt in admitted.stale:
             self._tasks.create_task(self._stop(SequenceKey(key.request_id, attempt)))
 
-    def _start(self, job: Job, blocks: list[KvBlock]) -> None:
+    def _start(self, job: Job, blocks: list[KvBlock], *, verified_s: float) -> None:
         now_s = self._member.now_s()
         attempt = Attempt(
             job=job,
@@ -160,6 +163,7 @@ class Worker:
             accepted_s=now_s,
             expires_s=now_s + job.generation.budget_ms / 1000,
             energy_source=self._device.energy_source,
+            verified_s=verified_s,
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
@@ -172,9 +176,7 @@ class Worker:
             else:
                 await self._decode(attempt, job, blocks)
         except DiptychError as err:
-            reason = err.reason if isinstance(err, Refused) else type(err).__name__
-            if reason != RefusalReason.CANCELLED:
-                self._news.fail(attempt, reason, str(err))
+            self._news.fail(attempt, err)
         finally:
             self._news.attempts.pop(attempt.key, None)
             del self._attempts[attempt.key]
@@ -239,10 +241,12 @@ class Worker:
         if attempt is None or attempt.task is None:
             self._take_over.cancel(*key)
             return
-        if attempt.phase is Phase.PREFILL:
-            attempt.task.cancel()
-        else:
-            self._engine.abort(key)
+        if not attempt.stopping:
+            attempt.stopping = True
+            if attempt.phase is Phase.PREFILL:
+                attempt.task.cancel()
+            else:
+                self._engine.abort(key)
         await asyncio.wait([attempt.task])
 
     # Hand-off
@@ -253,13 +257,16 @@ class Worker:
     async def _on_release(self, delivery: Delivery) -> Released:
         return self._take_over.release(delivery.decode(Release))
 
+    async def _on_control(self, delivery: Delivery) -> KvSnapshot:
+        return self._take_over.snapshot(self._me, delivery.decode(KvAsk))
+
     # Time
 
     async def _sweep(self) -> None:
         self._take_over.sweep()
         now_s = self._member.now_s()
         for attempt in list(self._attempts.values()):
-            if now_s >= attempt.expires_s:
+            if now_s >= attempt.expires_s and not attempt.stopping:
                 log.warning("attempt_expired", request_id=attempt.key.request_id)
                 self._tasks.create_task(self._stop(attempt.key))
 

@@ -29,6 +29,12 @@ class WorkerSettings(ServiceSettings):
     lease_s: float = 75.0
     """A ticket that was neither used nor released is taken back after this: longer than the
     deadline of the first token, so that a prefill that waits its turn keeps its ticket."""
+    links: tuple[str, ...] = ("shm", "tcp")
+    """KV links to offer and to write over, fastest first."""
+    kv_host: str = "127.0.0.1"
+    """Address the tcp link listens on; a wildcard announces this machine's own address."""
+    kv_port: int = 0
+    """0 takes a free one."""
     drain_s: float = 60.0
     device_watts: float = 300.0
     """Board power of the simulated device."""

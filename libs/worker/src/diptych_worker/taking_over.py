@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from diptych_contracts.cards import Fingerprint
+from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import Incompatible, Refused, Unverified
-from diptych_contracts.ids import RequestId, TransferId, transfer_id
+from diptych_contracts.ids import Incarnation, RequestId, TransferId, transfer_id
 from diptych_contracts.jobs import DecodeJob, Generation, RefusalReason
 from diptych_contracts.transfers import (
     Release,
@@ -71,6 +72,15 @@ class TakeOver:
             return _no(request, RefusalReason.WRONG_MODEL, str(err))
         self._promised[request.transfer_id] = key
         return ticket
+
+    def snapshot(self, worker: Incarnation, ask: KvAsk) -> KvSnapshot:
+        """The transfers on their way here."""
+        return KvSnapshot(
+            worker=worker,
+            slots=self._incoming.slots_total,
+            slots_used=self._incoming.slots_used,
+            transfers=tuple(self._incoming.transfers(self._now_s(), ended=ask.ended)),
+        )
 
     @property
     def slots_used(self) -> int:

@@ -18,7 +18,8 @@ from diptych_gateway.errors import ApiError
 from diptych_gateway.streams import AnswerStream
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n"
+"""One line: after an event with an `id` openai's client takes a blank line for an empty event."""
 
 _TEXT_MARK = b'"content":"\\u0000"'
 _encode = msgspec.json.Encoder().encode

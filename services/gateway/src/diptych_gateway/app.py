@@ -68,6 +68,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             port=settings.port,
             max_frame_bytes=settings.max_body_bytes,
             ping_s=settings.socket_ping_s,
+            reuse_port=settings.reuse_port,
         ),
         models=models,
         in_flight=in_flight,

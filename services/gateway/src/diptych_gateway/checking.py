@@ -282,11 +282,14 @@ def forced(body: CommonBody) -> Forced:
     options = body.diptych
     if options is None:
         return Forced()
-    if options.link not in (None, "shm"):
-        raise InvalidRequest(
-            f"'diptych.link': expected 'shm', saw {shown(options.link)}", param="diptych.link"
-        )
-    return Forced(mode=options.mode, link="shm" if options.link else None)
+    match options.link:
+        case None | "shm" | "tcp" as link:
+            return Forced(mode=options.mode, link=link)
+        case other:
+            raise InvalidRequest(
+                f"'diptych.link': expected 'shm' or 'tcp', saw {shown(other)}",
+                param="diptych.link",
+            )
 
 
 def tier_class(tier: str | None) -> PriorityClass:

@@ -20,9 +20,17 @@ _LAST_WORDS_S = 2
 class _Protocol(HttpToolsProtocol):
     """Lets a route cut its connection: `close` alone would wait for a client that reads nothing."""
 
+    last = False
+    """Whether its next request is its last."""
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["abort"] = self.transport.abort
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if self.last and self.cycle is not None:
+            self.cycle.keep_alive = False
 
 
 class _SocketProtocol(WebSocketsSansIOProtocol):
@@ -50,13 +58,22 @@ class HttpServer:
         port: Port to bind; 0 takes a free one, see `port`.
         max_frame_bytes: Longest WebSocket message; a longer one closes its connection (1009).
         ping_s: How often a WebSocket is pinged, and how long an answer may take.
+        reuse_port: Share it with others that say the same.
     """
 
     def __init__(
-        self, app: ASGIApp, *, host: str, port: int, max_frame_bytes: int, ping_s: float
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        max_frame_bytes: int,
+        ping_s: float,
+        reuse_port: bool = False,
     ) -> None:
         self._host = host
         self._wanted_port = port
+        self.reuse_port = reuse_port
         self._socket: socket.socket | None = None
         self._server = _Server(
             uvicorn.Config(
@@ -101,6 +118,8 @@ class HttpServer:
             )[0]
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self.reuse_port:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             sock.bind(address)
         except OSError as err:
             raise Transient(f"cannot listen on {where}: {err.strerror}") from err
@@ -111,6 +130,21 @@ class HttpServer:
         """Serve until `stop`."""
         assert self._socket is not None, "bind comes first"
         await self._server.serve(sockets=[self._socket])
+
+    def leave(self) -> None:
+        """Leave the port to the others that share it; connections there are get one more answer."""
+        for server in self._server.servers if self.started else ():
+            server.close()
+        for connection in self._connections():
+            connection.last = True
+
+    def hang_up(self) -> None:
+        """Close what is idle, and the others once they have their answer."""
+        for connection in self._connections():
+            connection.shutdown()
+
+    def _connections(self) -> list[_Protocol]:
+        return [c for c in self._server.server_state.connections if isinstance(c, _Protocol)]
 
     def stop(self) -> None:
         """Take no more connections, and end when those there are have gone quiet."""

@@ -18,6 +18,8 @@ TICK_S = 0.25
 _LAST_WORDS_S = 2.0
 _MARGIN_S = 5.0
 """What a drain leaves to the rest of the stop."""
+_LEAVING_S = 1.0
+"""How long connections made before the port was left may take to send their request."""
 
 log = logger(__name__)
 
@@ -74,10 +76,15 @@ class Gateway:
                 task.cancel()
 
     async def _drain(self) -> None:
+        drain_s = max(0.0, self.member.stopping.drain_s(self.drain_s) - _MARGIN_S)
+        if self.server.reuse_port:
+            self.server.leave()
+            await asyncio.sleep(min(_LEAVING_S, drain_s))
+            self.server.hang_up()
         self.admission.draining = True
         self._report()
         log.info("gateway_draining", in_flight=len(self.in_flight))
-        if await self.in_flight.emptied(max(0.0, self.drain_s - _MARGIN_S)):
+        if await self.in_flight.emptied(drain_s):
             return
         log.warning("drain_cut_off", in_flight=len(self.in_flight))
         self.in_flight.fail_all("this gateway is shutting down")

@@ -10,6 +10,9 @@ from diptych_policy.attendance import RESUME_GRACE_S
 class GatewaySettings(ServiceSettings):
     host: str = "127.0.0.1"
     port: int = 8080
+    reuse_port: bool = False
+    """Let several gateways of one user on one machine share the port (SO_REUSEPORT): the kernel
+    spreads connections over them. One that drains leaves the port first."""
     max_body_bytes: int = 4 * 1024 * 1024
     body_s: float = 30.0
     """How long a client may take to send its body."""

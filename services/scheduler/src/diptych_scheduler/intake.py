@@ -1,16 +1,16 @@
 """Requests on their way from the stream into the ledger."""
 
 import asyncio
-from typing import Protocol
+from collections.abc import Callable
 
 from diptych_bus.port import Bus, Pulled
 from diptych_contracts import subjects
 from diptych_contracts.errors import BusAway, Permanent
 from diptych_contracts.events import DeadLetter
-from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import Request
 from diptych_contracts.streams import SCHEDULERS
 from diptych_policy.lifecycle import Event, RequestArrived
+from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
 from diptych_telemetry import logger
 
@@ -20,25 +20,16 @@ _WAITING = 64
 """More than a pull ever asks for; a full queue leaves messages to redelivery."""
 
 
-class Teller(Protocol):
-    """What the intake needs of the scheduler."""
-
-    def tell(self, event: Event) -> None:
-        """Give an event to the ledger."""
-        ...
-
-    async def follow(self, gateway: Incarnation) -> None:
-        """Read a gateway's journal."""
-        ...
-
-
 class Intake:
     """Acknowledges a request once its record exists (this scheduler's or another's)."""
 
-    def __init__(self, scheduler: Teller, bus: Bus, performer: Performer) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self, bus: Bus, journals: Journals, performer: Performer, tell: Callable[[Event], None]
+    ) -> None:
         self._bus = bus
+        self._journals = journals
         self._performer = performer
+        self._tell = tell
         self._waiting: asyncio.Queue[Pulled] = asyncio.Queue(_WAITING)
 
     def take(self, pulled: Pulled) -> None:
@@ -66,10 +57,10 @@ class Intake:
             return
         if pulled.num_delivered >= SCHEDULERS.max_deliver:
             await self._bury(pulled, f"delivered {pulled.num_delivered} times")
-        await self._scheduler.follow(request.gateway)
+        await self._journals.follow(request.gateway)
         journal_seq = await self._bus.last_seq(request.gateway)
         self._performer.expect(request.request_id, pulled)
-        self._scheduler.tell(RequestArrived(request, pulled.seq, journal_seq))
+        self._tell(RequestArrived(request, pulled.seq, journal_seq))
 
     async def _bury(self, pulled: Pulled, reason: str) -> None:
         delivery = pulled.delivery

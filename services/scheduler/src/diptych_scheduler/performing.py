@@ -10,12 +10,12 @@ from opentelemetry.context import Context
 from diptych_bus.port import Bus, Kept, Pulled
 from diptych_contracts import subjects
 from diptych_contracts.errors import BusAway, Conflict, Transient
+from diptych_contracts.events import LifeCycleEvent
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import CancelDone, JobAnswer
 from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS, RESUME_WINDOW_S
-from diptych_policy.journal import JournalPart
 from diptych_policy.lifecycle import (
     AdoptRecord,
     Announce,
@@ -33,7 +33,8 @@ from diptych_policy.lifecycle import (
     SaveRecord,
     SendJob,
 )
-from diptych_telemetry import logger, tracer
+from diptych_scheduler.journals import Journals
+from diptych_telemetry import logger, names, tracer
 
 log = logger("scheduler")
 spans = tracer("scheduler")
@@ -53,8 +54,6 @@ class Owner(Protocol):
     def alive(self, member: Incarnation) -> bool: ...
 
     def current(self, request_id: RequestId, attempt: int) -> bool: ...
-
-    async def history(self, record: RequestRecord) -> tuple[JournalPart, ...]: ...
 
 
 def request_of(effect: Effect) -> RequestId:
@@ -78,10 +77,16 @@ class Performer:
     """A queue of effects per request, each drained by one task while it is not empty."""
 
     def __init__(
-        self, owner: Owner, bus: Bus, tasks: asyncio.TaskGroup, job_answer_s: float
+        self,
+        owner: Owner,
+        bus: Bus,
+        journals: Journals,
+        tasks: asyncio.TaskGroup,
+        job_answer_s: float,
     ) -> None:
         self._owner = owner
         self._bus = bus
+        self._journals = journals
         self._tasks = tasks
         self._job_answer_s = job_answer_s
         self._records = bus.bucket(REQUEST_RECORDS, RequestRecord)
@@ -90,6 +95,7 @@ class Performer:
         self._expected: dict[RequestId, Pulled] = {}
         self._contexts: dict[RequestId, Context | None] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._abandoned = False
 
     # In
 
@@ -111,7 +117,7 @@ class Performer:
 
     def order(self, effects: list[Effect]) -> None:
         """Perform `effects`, after what was ordered before for the same requests."""
-        for effect in effects:
+        for effect in () if self._abandoned else effects:
             request_id = request_of(effect)
             if request_id in self._queues:
                 self._queues[request_id].append(effect)
@@ -130,7 +136,8 @@ class Performer:
             await asyncio.wait(self._running, timeout=timeout_s)
 
     def abandon(self) -> None:
-        """Drop what is not done: another replica adopts it."""
+        """Drop what is not done, and what is still ordered: another replica adopts it."""
+        self._abandoned = True
         for task in self._running:
             task.cancel()
 
@@ -164,8 +171,8 @@ class Performer:
                 await self._journal(gateway, end)
             case EraseRequest():
                 await _until_back(lambda: self._bus.erase(REQUESTS.name, effect.request_seq))
-            case Announce():
-                self._spawn(self._announce(effect))
+            case Announce(event=event, msg_id=msg_id):
+                self.announce(event, msg_id)
             case _:
                 assert_never(effect)
         return None
@@ -216,7 +223,7 @@ class Performer:
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
         request: Request | None = stored.decode(Request) if stored else None
         self._contexts[record.request_id] = stored.context if stored else None
-        parts = await self._owner.history(record)
+        parts = await self._journals.history(record)
         self._owner.tell(RecordAdopted(record, request, parts))
 
     # Workers
@@ -227,9 +234,9 @@ class Performer:
         give_up_s = loop.time() + self._job_answer_s
         answer: JobAnswer | None = None
         context = self._contexts.get(request_id)
-        with spans.start_as_current_span("scheduler.route", context=context) as span:
-            span.set_attribute("diptych.attempt", attempt)
-            span.set_attribute("diptych.worker", worker)
+        with spans.start_as_current_span(names.SCHEDULER_ROUTE, context=context) as span:
+            span.set_attribute(names.ATTEMPT, attempt)
+            span.set_attribute(names.MESSAGING_DESTINATION, "job.<worker>")
             while answer is None and loop.time() < give_up_s:
                 if not self._owner.current(request_id, attempt):
                     return
@@ -259,19 +266,22 @@ class Performer:
     async def _journal(self, gateway: Incarnation, entry: JournalEntry) -> None:
         await _until_back(lambda: self._bus.record(gateway, entry, timeout_s=_CALL_S))
 
-    async def _announce(self, effect: Announce) -> None:
-        name = type(effect.event).__struct_config__.tag
-        subject = subjects.event(str(name).partition(".")[0])
+    def announce(self, event: LifeCycleEvent, msg_id: str) -> None:
+        """Publish an event; nothing waits for it, and replicas may publish the same one."""
+        if not self._abandoned:
+            self._spawn(self._announce(event, msg_id))
+
+    async def _announce(self, event: LifeCycleEvent, msg_id: str) -> None:
+        name = str(type(event).__struct_config__.tag)
+        subject = subjects.event(name.partition(".")[0])
         for _ in range(_ANNOUNCE_TRIES):
             try:
-                await self._bus.store(
-                    subject, effect.event, msg_id=effect.msg_id, timeout_s=_CALL_S
-                )
+                await self._bus.store(subject, event, msg_id=msg_id, timeout_s=_CALL_S)
             except Transient:
                 await asyncio.sleep(_PAUSE_S)
             else:
                 return
-        log.warning("event_not_stored", subject=subject, msg_id=effect.msg_id)
+        log.warning("event_not_stored", subject=subject, msg_id=msg_id)
 
 
 async def _until_back(call: Callable[[], Awaitable[T]]) -> T:

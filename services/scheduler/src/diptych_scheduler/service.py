@@ -2,22 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
-from diptych_bus.port import Delivery, Gone, JournalItem, Kept, Subscription
+from diptych_bus.port import Delivery, Gone, Kept
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
+from diptych_contracts.events import MemberJoined, MemberLost
 from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.responses import Attended
 from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
 from diptych_policy.fleet import Fleet
-from diptych_policy.journal import JournalPart, parts
 from diptych_policy.lifecycle import (
     AnswersAttended,
     Event,
-    Journalled,
     MemberWasFound,
     MemberWasLost,
     RecordGone,
@@ -27,6 +25,7 @@ from diptych_policy.lifecycle import (
 from diptych_policy.liveness import Liveness
 from diptych_policy.recovery import Ledger
 from diptych_scheduler.intake import Intake
+from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_telemetry import logger
@@ -52,28 +51,30 @@ class Scheduler:
         self._ledger = ledger
         self._liveness = liveness
         self._settings = settings
-        self._journals: dict[Incarnation, Subscription] = {}
-        self._following = asyncio.Lock()
-        self._held_back: dict[RequestId, list[tuple[int, JournalPart]]] = {}
+        self._journals = Journals(member.bus, ledger, self.tell)
 
     async def run(self) -> None:
         """Serve until told to stop; what is still live then is adopted by another replica."""
         async with asyncio.TaskGroup() as tasks:
-            self._performer = Performer(self, self._bus, tasks, self._settings.job_answer_s)
-            intake = Intake(self, self._bus, self._performer)
-            await self._listen()
-            pulling = await self._bus.pull(
-                SCHEDULERS, intake.take, paused=lambda: self._ledger.full
+            self._performer = Performer(
+                self, self._bus, self._journals, tasks, self._settings.job_answer_s
             )
-            working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
-            self._member.ready(True)
-            await self._member.stopping.wait()
-            self._member.ready(False, "stopping")
-            await pulling.close()
-            await self._performer.settle(timeout_s=2.0)
-            for task in working:
-                task.cancel()
-            self._performer.abandon()
+            intake = Intake(self._bus, self._journals, self._performer, self.tell)
+            try:
+                await self._listen()
+                pulling = await self._bus.pull(
+                    SCHEDULERS, intake.take, paused=lambda: self._ledger.full
+                )
+                working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
+                self._member.ready(True)
+                await self._member.stopping.wait()
+                self._member.ready(False, "stopping")
+                await pulling.close()
+                await self._performer.settle(timeout_s=2.0)
+                for task in working:
+                    task.cancel()
+            finally:
+                self._performer.abandon()
 
     async def _listen(self) -> None:
         bus = self._bus
@@ -97,8 +98,9 @@ class Scheduler:
         now_s = self._member.now_s()
         if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
             now_s = self._member.beat_sent_s(beat.count) or 0.0
-        for found in self._liveness.beat(beat.member, now_s=now_s):
+        for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
             self._fleet.found(found.member)
+            self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
             self.tell(MemberWasFound(found.member))
 
     def _on_attended(self, delivery: Delivery) -> None:
@@ -121,13 +123,6 @@ class Scheduler:
         elif self._performer.is_news(change):
             self.tell(RecordSeen(change.value))
 
-    def _on_journal(self, item: JournalItem) -> None:
-        for part in parts(item.entry):
-            if part.request_id in self._ledger:
-                self.tell(Journalled(part))
-            elif part.request_id in self._held_back:
-                self._held_back[part.request_id].append((item.seq, part))
-
     # Time
 
     async def _tick(self) -> None:
@@ -138,11 +133,14 @@ class Scheduler:
                 log.warning(
                     "member_lost", member=lost.member, silent_ms=round(lost.silent_s * 1000)
                 )
+                event = MemberLost(member=lost.member, silent_ms=round(lost.silent_s * 1000))
+                self._performer.announce(event, f"{lost.member}.lost")
                 self._lose(lost.member)
             for owner in self._ledger.peers():
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
             self.tell(Ticked())
+            await self._journals.unfollow_idle(self._liveness.alive)
 
     def _lose(self, member: Incarnation) -> None:
         self._fleet.lost(member)
@@ -155,30 +153,3 @@ class Scheduler:
     def current(self, request_id: RequestId, attempt: int) -> bool:
         """Whether an attempt is still meant to run."""
         return self._ledger.current(request_id, attempt)
-
-    # Journals
-
-    async def follow(self, gateway: Incarnation) -> None:
-        """Read `gateway`'s journal from now on; does nothing if it is read already."""
-        async with self._following:
-            if gateway not in self._journals:
-                self._journals[gateway] = await self._bus.follow(
-                    gateway, self._on_journal, active=self._is_live(gateway)
-                )
-
-    def _is_live(self, gateway: Incarnation) -> Callable[[], bool]:
-        return lambda: gateway in self._ledger.gateways()
-
-    async def history(self, record: RequestRecord) -> tuple[JournalPart, ...]:
-        """All journal parts of a request so far; later ones are told as they arrive."""
-        request_id = record.request_id
-        held_back = self._held_back.setdefault(request_id, [])
-        await self.follow(record.gateway)
-        read: list[JournalPart] = []
-        last_seq = record.journal_seq
-        async for item in self._bus.read(record.gateway, after_seq=record.journal_seq):
-            last_seq = item.seq
-            read += [part for part in parts(item.entry) if part.request_id == request_id]
-        read += [part for seq, part in held_back if seq > last_seq]
-        del self._held_back[request_id]
-        return tuple(read)

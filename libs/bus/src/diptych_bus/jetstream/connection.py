@@ -58,11 +58,17 @@ class Listening:
                 return  # closed already
 
 
+def without_secrets(url: str) -> str:
+    """`url` without user, password or token: it goes into errors and logs."""
+    scheme, separator, rest = url.rpartition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
 class Connection:
     """A client that heals itself; made by `open`."""
 
     def __init__(self, url: str, lifetime: Lifetime) -> None:
-        self._url = url
+        self._url = without_secrets(url)
         self.lifetime = lifetime
         self.client = Client()
         self._up = asyncio.Event()
@@ -98,7 +104,7 @@ class Connection:
         except _ERRORS as err:
             await self.client.close()
             reason = self._last_error or err
-            raise BusAway(f"expected NATS at {url} within {wait_s:g} s: {reason}") from err
+            raise BusAway(f"expected NATS at {self._url} within {wait_s:g} s: {reason}") from err
         self._up.set()
         self.lifetime.start(self._watch_reconnecting(), "reconnecting")
         return self

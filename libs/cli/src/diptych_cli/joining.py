@@ -1,0 +1,30 @@
+"""A command's connection to the bus of a running stack."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from diptych_bus.jetstream import JetStreamBus
+from diptych_cli.failing import CliError
+from diptych_contracts.errors import Transient
+
+_WAIT_S = 3.0
+
+
+@asynccontextmanager
+async def joined(url: str) -> AsyncIterator[JetStreamBus]:
+    """The bus at `url`, inside the `with`.
+
+    Raises:
+        CliError: nobody answers there.
+    """
+    # What goes wrong is told by the command, not by a log.
+    logging.getLogger("diptych.bus").setLevel(logging.CRITICAL)
+    try:
+        bus = await JetStreamBus.connect(url, name="diptych-cli", wait_s=_WAIT_S)
+    except Transient as err:
+        raise CliError(f"the stack's bus does not answer, is it still starting? {err}") from err
+    try:
+        yield bus
+    finally:
+        await bus.close()

@@ -1,0 +1,107 @@
+"""`diptych kv`: the KV transfers on their way to each worker."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from diptych_bus.port import Bus, Gone, Kept
+from diptych_cli.failing import need
+from diptych_cli.joining import joined
+from diptych_cli.presence import StackFile
+from diptych_cli.tables import blank, console
+from diptych_contracts import subjects
+from diptych_contracts.control import KvAsk, KvSnapshot, KvTransfer
+from diptych_contracts.errors import BusAway
+from diptych_contracts.fleet import WorkerRegistration
+from diptych_contracts.streams import WORKERS
+
+_ANSWER_S = 1.0
+_PERIOD_S = 0.5
+COLUMNS = ("worker", "transfer", "state", "from", "age", "left", "bytes", "why it ended")
+
+
+def kv(stack: StackFile, *, ended: int, as_json: bool, watch: bool) -> int:
+    """Print every transfer; with `watch` again and again."""
+    try:
+        asyncio.run(_show(stack, KvAsk(ended=ended), as_json=as_json, watch=watch))
+    except KeyboardInterrupt:
+        if not watch:
+            raise
+    return 0
+
+
+async def _show(stack: StackFile, ask: KvAsk, *, as_json: bool, watch: bool) -> None:
+    async with joined(stack.nats_url) as bus:
+        if not watch:
+            snapshots = await collected(bus, ask)
+            if as_json:
+                print(json_text(snapshots))
+            else:
+                console().print(table(snapshots))
+            return
+        while as_json:
+            print(json_text(await collected(bus, ask)), flush=True)
+            await asyncio.sleep(_PERIOD_S)
+        live: Any = need("rich.live")
+        with live.Live(console=console(), auto_refresh=False) as screen:
+            while True:
+                screen.update(table(await collected(bus, ask)), refresh=True)
+                await asyncio.sleep(_PERIOD_S)
+
+
+async def collected(bus: Bus, ask: KvAsk) -> list[KvSnapshot]:
+    """What every worker that answers says, by name."""
+    workers: list[str] = []
+
+    def seen(change: Kept[WorkerRegistration] | Gone) -> None:
+        if isinstance(change, Kept):
+            workers.append(change.key)
+
+    watching = await bus.bucket(WORKERS, WorkerRegistration).watch(seen)
+    await watching.close()
+    answers = await asyncio.gather(*(_asked(bus, worker, ask) for worker in sorted(workers)))
+    return [answer for answer in answers if answer is not None]
+
+
+async def _asked(bus: Bus, worker: Any, ask: KvAsk) -> KvSnapshot | None:
+    try:
+        snapshot: KvSnapshot = await bus.request(
+            subjects.control(worker), ask, KvSnapshot, timeout_s=_ANSWER_S
+        )
+    except BusAway:
+        return None  # gone: its registration lives a little longer
+    return snapshot
+
+
+def json_text(snapshots: Sequence[KvSnapshot]) -> str:
+    """One line: who asked when, and every worker's answer."""
+    facts = {"time_unix_ms": time.time_ns() // 1_000_000, "workers": snapshots}
+    return msgspec.json.encode(facts).decode()
+
+
+def table(snapshots: Sequence[KvSnapshot]) -> Any:
+    """Every transfer, a row each; a worker without any has one too."""
+    made = blank(*COLUMNS)
+    for snapshot in snapshots:
+        used = f"{snapshot.slots_used} of {snapshot.slots} slots in use"
+        made.add_row(snapshot.worker, used, style="bold")
+        for transfer in snapshot.transfers:
+            made.add_row("", *row(transfer))
+    return made
+
+
+def row(transfer: KvTransfer) -> tuple[str, ...]:
+    """What the table says of a transfer, but for its worker."""
+    over = not transfer.writer
+    return (
+        transfer.transfer_id,
+        transfer.state,
+        transfer.writer,
+        "" if over else f"{transfer.age_ms / 1000:.1f} s",
+        "" if over else f"{max(0, transfer.left_ms) / 1000:.1f} s",
+        "" if over else f"{transfer.n_bytes:,}",
+        transfer.reason,
+    )

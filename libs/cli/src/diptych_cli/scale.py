@@ -1,0 +1,51 @@
+"""`diptych scale`: more or fewer processes of one service in a running stack."""
+
+import asyncio
+import sys
+
+from diptych_cli.failing import CliError
+from diptych_cli.joining import joined
+from diptych_cli.presence import StackFile
+from diptych_cli.stack import SCALABLE
+from diptych_contracts import subjects
+from diptych_contracts.control import Scale, ScaleAnswer, ScaleDone, ScaleRefused
+from diptych_contracts.errors import BusAway
+
+PATIENCE_S = 180.0
+"""Longer than any drain, and than weights take to load."""
+
+
+def scale(stack: StackFile, kind: str, count: int) -> int:
+    """Order it and wait until it is so.
+
+    Raises:
+        CliError: it was refused, or nobody answers.
+    """
+    if sys.stderr.isatty():
+        hint = "waiting until all serve and whoever leaves has finished; Ctrl-C does not undo it"
+        print(hint, file=sys.stderr)
+    answer = asyncio.run(_order(stack, Scale(service=SCALABLE[kind].service, count=count)))
+    if isinstance(answer, ScaleRefused):
+        raise CliError(answer.reason)
+    print(told(kind, answer))
+    return 0 if len(answer.running) == count else 1
+
+
+def told(kind: str, done: ScaleDone) -> str:
+    """What became of an order."""
+    names = f" ({', '.join(done.running)})" if done.running else ""
+    given_up = f"; {done.given_up} could not start, see the stack's log" if done.given_up else ""
+    return f"{kind}: {len(done.running)} running{names}{given_up}"
+
+
+async def _order(stack: StackFile, order: Scale) -> ScaleAnswer:
+    async with joined(stack.nats_url) as bus:
+        try:
+            answer: ScaleAnswer = await bus.request(
+                subjects.control(stack.supervisor), order, ScaleAnswer, timeout_s=PATIENCE_S
+            )
+        except BusAway as err:
+            raise CliError(
+                f"no answer from the stack's supervisor ({err}); diptych top shows who is there"
+            ) from err
+        return answer

@@ -1,0 +1,25 @@
+"""Tables in the terminal."""
+
+from typing import Any
+
+from diptych_cli.failing import need
+
+_SCRIPT_COLUMNS = 200
+"""Where no terminal has a width, nothing is cut."""
+
+
+def console() -> Any:
+    """Standard output, wide enough for scripts."""
+    rich: Any = need("rich.console")
+    # Names from outside are no markup.
+    plain = {"highlight": False, "markup": False, "emoji": False}
+    made = rich.Console(**plain)
+    return made if made.is_terminal else rich.Console(width=_SCRIPT_COLUMNS, **plain)
+
+
+def blank(*columns: str, right: tuple[str, ...] = ()) -> Any:
+    """A table without rows; the columns named in `right` hold numbers."""
+    made: Any = need("rich.table").Table(box=need("rich.box").SIMPLE)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return made

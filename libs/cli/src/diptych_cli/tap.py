@@ -1,0 +1,120 @@
+"""`diptych tap`: what goes over the bus, a JSON line per message, by plain MessagePack alone."""
+
+import asyncio
+import base64
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import nats
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from diptych_cli.failing import CliError
+
+EVERYTHING = ">"
+CHATTER = ("beat.", "load.", "power.", "$JS.", "_INBOX.")
+"""Not shown unless asked for: telemetry many times a second, and the server's own business."""
+IDS = ("prompt_ids", "prefix_ids", "first_ids", "token_ids")
+"""What people wrote, and what they were answered."""
+_CONNECT_S = 3.0
+
+
+def tap(url: str, subject: str, *, count: int | None, everything: bool) -> int:
+    """Print messages until `count` are printed, or Ctrl-C."""
+    try:
+        asyncio.run(_listen(url, subject, count, everything=everything))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+async def _listen(url: str, subject: str, count: int | None, *, everything: bool) -> None:
+    ended = asyncio.get_running_loop().create_future()
+    printed = 0
+
+    async def heard(message: Msg) -> None:
+        nonlocal printed
+        if ended.done() or (subject == EVERYTHING and message.subject.startswith(CHATTER)):
+            return
+        try:
+            print(line(message.subject, message.data, everything=everything), flush=True)
+        except BrokenPipeError:
+            # Whoever read has gone; at exit Python would complain once more.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ended.set_result(None)
+            return
+        printed += 1
+        if printed == count:
+            ended.set_result(None)
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    client = await _connected(url, end)
+    try:
+        await client.subscribe(subject, cb=heard)
+        await client.flush()
+        await ended
+    finally:
+        await client.close()
+
+
+async def _connected(url: str, lost: Callable[[], None]) -> Any:
+    async def closed() -> None:
+        lost()
+
+    async def quiet(_: Exception) -> None:
+        """Told below, or by the end."""
+
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            return await nats.connect(url, name="diptych-tap", error_cb=quiet, closed_cb=closed)
+    except (OSError, TimeoutError, NatsError) as err:
+        raise CliError(f"no NATS server answers at {url}") from err
+
+
+def line(subject: str, data: bytes, *, everything: bool, now: datetime | None = None) -> str:
+    """One message as JSON; token ids are counted, not shown, unless `everything` is asked for."""
+    at = now or datetime.now(UTC)
+    facts: dict[str, Any] = {
+        "time": at.isoformat(timespec="milliseconds"),
+        "subject": subject,
+        "size": len(data),
+    }
+    try:
+        message = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        message = None
+    if isinstance(message, dict):
+        facts["type"] = str(message.pop("type", ""))
+        facts["message"] = message if everything else without_ids(message)
+    else:
+        facts["type"] = ""
+        facts["raw"] = _text(data)
+    return msgspec.json.encode(facts, enc_hook=str).decode()
+
+
+def without_ids(value: Any) -> Any:
+    """`value` with lists of token ids replaced by their length."""
+    if isinstance(value, dict):
+        return {
+            key: f"<{len(part)} ids>"
+            if key in IDS and isinstance(part, list)
+            else without_ids(part)
+            for key, part in value.items()
+        }
+    if isinstance(value, list):
+        return [without_ids(part) for part in value]
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else value
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(data).decode()

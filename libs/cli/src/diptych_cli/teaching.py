@@ -1,0 +1,105 @@
+"""What `--help` says: each command's examples first."""
+
+DIPTYCH = """\
+Serve large language models with prefill and decode on separate workers.
+
+  diptych up                          the whole stack on this machine, on port 8080
+  diptych chat                        talk to it
+  diptych top                         who is there, how loaded, how requests fare
+  diptych scale decode 3              more or fewer workers while it runs
+  diptych tap 'event.>'               what goes over the bus
+  diptych kv                          KV transfers on their way
+  diptych doctor                      can this machine run it?
+  diptych models list                 weights known by name
+"""
+
+UP = """\
+Start NATS, one prefill worker, one decode worker, scheduler, power-governor and gateway, each a
+process of its own, and stay in the foreground. Fetches the weights at the first start.
+Ctrl-C stops everything.
+
+  diptych up                          SmolLM2 135M at http://127.0.0.1:8080/v1
+  diptych up --port 9000 --decode 2   another port, two decode workers
+  diptych up --prefill 2 --decode 3 --gateways 2 --schedulers 2
+  diptych up --prefill 0              decode workers do both phases
+  diptych up --model ./my-model.gguf  weights of your own
+  diptych up --model OWNER/REPO       weights from Hugging Face
+  diptych up -v                       show every service's log, not only warnings
+
+Gateways share the port; the kernel spreads connections over them. diptych scale changes the
+numbers while the stack runs.
+Settings of a service come from its environment, e.g. DIPTYCH_GATEWAY__MAX_IN_FLIGHT=64.
+"""
+
+SCALE = """\
+Run more or fewer processes of one service in a running stack. Returns once all serve, and whoever
+leaves has finished what it holds (up to a minute): no request is lost.
+
+  diptych scale decode 3
+  diptych scale prefill 0             decode workers do both phases
+  diptych scale gateways 2
+  diptych scale schedulers 2 --port 9000
+
+Exit code 1 if it could not be done; 0 when it is so.
+"""
+
+CHAT = """\
+Talk to a model in the terminal. Without --url it finds the stack that runs on this machine.
+After each answer a line says where it ran and what it took. Ctrl-C stops an answer, /new starts
+over, Ctrl-D leaves.
+
+  diptych chat
+  diptych chat --temperature 0 "What is the capital of France?"
+  echo "What is the capital of France?" | diptych chat
+  diptych chat --url https://example.org/v1 --model some-model    (key: OPENAI_API_KEY)
+
+The answer goes to standard output, everything else to standard error. Exit code 1 if a question
+got no answer.
+"""
+
+TOP = """\
+Who is there, whether it serves, its load, KV use, speed and power; and requests by state.
+
+  diptych top                         live, until Ctrl-C
+  diptych top --once                  one table, for scripts
+  diptych top --port 9000
+"""
+
+TAP = """\
+Print what goes over the stack's bus: one JSON line per message with time, subject, size and type,
+decoded as plain MessagePack. Wildcards: * is one token, > is all the rest. Without a subject:
+everything but telemetry (beat.>, load.>, power.>) and the server's own ($JS.>, _INBOX.>).
+
+  diptych tap                         a request's way through the stack
+  diptych tap 'live.>'                tokens as gateways get them
+  diptych tap 'event.>' --count 1     wait for one event
+  diptych tap 'request.>' --all       with the prompt's token ids
+  diptych tap 'job.>' --nats nats://127.0.0.1:4222
+
+Token ids are counted, not shown, unless --all: they are what people wrote and were answered.
+"""
+
+KV = """\
+The KV transfers on their way to each worker: state, writer, age, time left, bytes, and why one
+ended. A transfer takes milliseconds, so look again and again, or at those that are over.
+
+  diptych kv
+  diptych kv --watch                  twice a second, until Ctrl-C
+  diptych kv --ended 10               the last ten of each worker too
+  diptych kv --json                   one line, for scripts
+"""
+
+MODELS = """\
+Weights known by name, and fetching them.
+
+  diptych models list
+  diptych models pull smollm2-135m
+  diptych models pull OWNER/REPO:FILE.gguf
+"""
+
+DOCTOR = """\
+Check what the stack needs on this machine and say what to do. Exit code 1 if something is missing.
+
+  diptych doctor
+  diptych doctor --port 9000
+"""

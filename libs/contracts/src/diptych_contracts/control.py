@@ -1,0 +1,68 @@
+"""Questions and orders to one running process: `control.<member>`, request and typed answer."""
+
+from diptych_contracts.ids import Incarnation, TransferId
+from diptych_contracts.wire import Message
+
+
+class Scale(Message, frozen=True, kw_only=True, tag="scale.1"):
+    """To a stack's supervisor: from now on `count` processes of `service`.
+
+    Answered once as many serve and the others have drained and left. The same again is answered
+    alike; a later order for the same service answers for the earlier one too.
+    """
+
+    service: str
+    count: int
+
+
+class ScaleDone(Message, frozen=True, kw_only=True, tag="scale_done.1"):
+    """So it is."""
+
+    service: str
+    running: tuple[str, ...] = ()
+    """The names of the processes that serve."""
+    given_up: int = 0
+    """How many were started and could never serve; their reason stands in the stack's log."""
+
+
+class ScaleRefused(Message, frozen=True, kw_only=True, tag="scale_refused.1"):
+    """It cannot be."""
+
+    service: str
+    reason: str
+
+
+ScaleAnswer = ScaleDone | ScaleRefused
+
+
+class KvAsk(Message, frozen=True, kw_only=True, tag="kv_ask.1"):
+    """To a worker: which transfers are on their way to you?"""
+
+    ended: int = 0
+    """How many of those that are over to tell of too, the newest first."""
+
+
+class KvTransfer(Message, frozen=True, kw_only=True, tag="kv_transfer.1"):
+    """One transfer as its reader sees it."""
+
+    transfer_id: TransferId
+    state: str
+    """`kvlink.ledger.State`."""
+    writer: str = ""
+    age_ms: int = 0
+    """Since its ticket was given."""
+    left_ms: int = 0
+    """Until the deadline of its state."""
+    n_bytes: int = 0
+    """Verified bytes; before that, the room it was given."""
+    reason: str = ""
+    """Why it ended."""
+
+
+class KvSnapshot(Message, frozen=True, kw_only=True, tag="kv_snapshot.1"):
+    """The transfers into one worker whose slots are not free, and ended ones if asked for."""
+
+    worker: Incarnation
+    slots: int = 0
+    slots_used: int = 0
+    transfers: tuple[KvTransfer, ...] = ()
