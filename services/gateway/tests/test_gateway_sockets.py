@@ -384,3 +384,12 @@ async def test_a_bad_header_is_refused_before_the_upgrade(stack: Any) -> None:
             pass
     assert refused.value.response.status_code == 400
     assert json.loads(refused.value.response.body)["error"]["param"] == "x-diptych-resume"
+
+
+async def test_pings_go_both_ways(run_stack: Any, hello: Any) -> None:
+    async with run_stack(hello, socket_ping_s=0.05) as stack, opened(stack) as socket:
+        await asyncio.sleep(0.3)
+        async with asyncio.timeout(2):
+            await (await socket.connection.ping())
+        await socket.create()
+        assert (await socket.turn())[-1]["type"] == "response.completed"
