@@ -105,6 +105,14 @@ async def test_an_answer_streams_through_the_published_port(stack: ComposeStack)
     assert answer.told["attempt"] == 1
 
 
+async def test_kv_crosses_between_containers_by_tcp_too(stack: ComposeStack) -> None:
+    forced = {"mode": "remote", "link": "tcp"}
+    answer = await Streamed(stack, "What is the capital of France?", 24).run(diptych=forced)
+    assert "Paris" in answer.said
+    assert answer.told["link"] == "tcp"
+    assert answer.told["attempt"] == 1
+
+
 def test_everything_is_up_and_the_weights_were_fetched_once(stack: ComposeStack) -> None:
     found = stack.containers()
     assert {c.service for c in found if c.state == "running"} == set(SERVICES)
