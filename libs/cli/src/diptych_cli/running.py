@@ -143,6 +143,7 @@ class Stack:
             child.terminate()  # asked to end while it was being started
         code = await child.attend(self._log.line)
         del self._names[child.pid], self._children[name]
+        self._details.pop(name, None)
         if spec.service != stack.NATS:
             sweep()
         self._apply(orders.ChildExited(name, code))

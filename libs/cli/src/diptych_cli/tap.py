@@ -16,8 +16,10 @@ from nats.errors import Error as NatsError
 from diptych_cli.failing import CliError
 
 EVERYTHING = ">"
-CHATTER = ("beat.", "load.", "power.", "$JS.", "_INBOX.")
-"""Not shown unless asked for: telemetry many times a second, and the server's own business."""
+CHATTER = ("beat.", "load.", "power.", "live.", "$JS.", "_INBOX.")
+"""Not shown unless asked for: telemetry many times a second, what was shown when it was stored, and
+the server's own business."""
+_DELIVERY = "$JS.ACK."
 IDS = ("prompt_ids", "prefix_ids", "first_ids", "token_ids")
 """What people wrote, and what they were answered."""
 _CONNECT_S = 3.0
@@ -38,7 +40,7 @@ async def _listen(url: str, subject: str, count: int | None, *, everything: bool
 
     async def heard(message: Msg) -> None:
         nonlocal printed
-        if ended.done() or (subject == EVERYTHING and message.subject.startswith(CHATTER)):
+        if ended.done() or (subject == EVERYTHING and is_chatter(message.subject, message.reply)):
             return
         try:
             print(line(message.subject, message.data, everything=everything), flush=True)
@@ -76,6 +78,14 @@ async def _connected(url: str, lost: Callable[[], None]) -> Any:
             return await nats.connect(url, name="diptych-tap", error_cb=quiet, closed_cb=closed)
     except (OSError, TimeoutError, NatsError) as err:
         raise CliError(f"no NATS server answers at {url}") from err
+
+
+def is_chatter(subject: str, reply: str) -> bool:
+    """Whether a message is left out where everything is asked for.
+
+    That goes for each consumer's copy of a stored message too.
+    """
+    return subject.startswith(CHATTER) or reply.startswith(_DELIVERY)
 
 
 def line(subject: str, data: bytes, *, everything: bool, now: datetime | None = None) -> str:

@@ -68,7 +68,8 @@ Who is there, whether it serves, its load, KV use, speed and power; and requests
 TAP = """\
 Print what goes over the stack's bus: one JSON line per message with time, subject, size and type,
 decoded as plain MessagePack. Wildcards: * is one token, > is all the rest. Without a subject:
-everything but telemetry (beat.>, load.>, power.>) and the server's own ($JS.>, _INBOX.>).
+everything but telemetry (beat.>, load.>, power.>), copies of what is stored (live.>) and the
+server's own ($JS.>, _INBOX.>).
 
   diptych tap                         a request's way through the stack
   diptych tap 'live.>'                tokens as gateways get them

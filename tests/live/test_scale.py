@@ -1,0 +1,192 @@
+"""A stack of several of each spreads its work, changes its size under load, and loses nothing."""
+
+import asyncio
+import json
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+
+from diptych_testkit.live_stack import gguf_path
+from diptych_testkit.running_up import Up
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+# Answers that count: a token lost or said twice shows in them.
+QUESTIONS = {
+    "Continue this list of numbers, separated by commas, and write nothing else: "
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,": 1,
+    "Continue this list: 10, 20, 30, 40, 50, 60, 70, 80,": 10,
+}
+SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    wanted = ["--prefill", "1", "--decode", "2", "--gateways", "2", "--schedulers", "2"]
+    up = Up(tmp_path_factory.mktemp("up"), *wanted, "--model", str(gguf_path()))
+    try:
+        up.until("Stop with Ctrl-C.")
+        yield up
+        assert up.end(signal.SIGINT) == 0
+    finally:
+        if up.process.poll() is None:
+            up.end(signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+    tokens: int
+    path: dict[str, Any]
+
+
+async def stream(up: Up, question: str, n_tokens: int) -> Answer:
+    """One streamed answer over a connection of its own; raises if it is not whole."""
+    body = {
+        "model": gguf_path().stem,
+        "messages": [SYSTEM, {"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": n_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    text, finish, usage = "", None, None
+    async with (
+        httpx.AsyncClient(base_url=up.base_url, timeout=120) as client,
+        client.stream("POST", "/chat/completions", json=body) as response,
+    ):
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                text += choice["delta"].get("content") or ""
+                finish = choice["finish_reason"] or finish
+            usage = chunk["usage"] or usage
+    assert finish == "length"
+    assert usage is not None
+    return Answer(text, usage["completion_tokens"], usage["diptych"])
+
+
+def counts_on(text: str, step: int) -> bool:
+    """Whether `text` counts in steps, without gap and repeat; its last number may be cut."""
+    numbers = [int(found) for found in re.findall(r"\d+", re.sub(r"^\d+\. ", "", text))][:-1]
+    return len(numbers) > 2 and all(b - a == step for a, b in pairwise(numbers))
+
+
+async def run(up: Up, *arguments: str) -> str:
+    """A command beside the streams; gives what it printed."""
+    out, _ = await asyncio.to_thread(up.run, *arguments)
+    return out
+
+
+class Load:
+    """Streams that go on while something happens."""
+
+    def __init__(self, up: Up, n_tokens: int) -> None:
+        self._up = up
+        self._n_tokens = n_tokens
+        self._running: list[tuple[str, asyncio.Task[Answer]]] = []
+
+    def add(self, n_streams: int) -> None:
+        for number in range(n_streams):
+            question = tuple(QUESTIONS)[number % len(QUESTIONS)]
+            task = asyncio.create_task(stream(self._up, question, self._n_tokens))
+            self._running.append((question, task))
+
+    async def whole(self) -> list[Answer]:
+        """Every answer, each of its whole length and without a gap."""
+        answers = await asyncio.gather(*(task for _, task in self._running))
+        for (question, _), answer in zip(self._running, answers, strict=True):
+            assert answer.tokens == self._n_tokens
+            assert counts_on(answer.text, QUESTIONS[question]), answer.text
+        return answers
+
+
+async def test_many_streams_spread_over_workers_and_gateways(up: Up) -> None:
+    tap = up.start("tap", "request.>", "--count", "24", "--port", str(up.port))
+    with tap:
+        try:
+            await asyncio.sleep(1.0)
+            load = Load(up, 20)
+            load.add(24)
+            answers = await load.whole()
+            seen, _ = await asyncio.to_thread(tap.communicate, timeout=20)
+        finally:
+            tap.kill()
+    assert len({answer.path["decode_worker"] for answer in answers}) == 2
+    requests = [json.loads(line) for line in seen.splitlines()]
+    assert len(requests) == 24
+    assert len({request["message"]["gateway"] for request in requests}) == 2
+    assert {request["type"] for request in requests} == {"request.1"}
+    assert all(request["message"]["prompt_ids"].endswith("ids>") for request in requests)
+
+
+async def test_decode_workers_come_and_go_under_load(up: Up) -> None:
+    load = Load(up, 64)
+    load.add(8)
+    told = await run(up, "scale", "decode", "3")
+    assert told == "decode: 3 running (decode-worker, decode-worker-2, decode-worker-3)\n"
+    load.add(8)
+    assert await run(up, "scale", "decode", "1") == "decode: 1 running (decode-worker)\n"
+    answers = await load.whole()
+    assert len({answer.path["decode_worker"] for answer in answers}) == 3
+    assert {answer.path["attempt"] for answer in answers} == {1}
+
+
+async def test_every_other_service_comes_and_goes_under_load(up: Up) -> None:
+    load = Load(up, 24)
+    for service, count in (("gateways", "1"), ("schedulers", "1"), ("prefill", "0")):
+        load.add(4)
+        await asyncio.sleep(0.2)
+        await run(up, "scale", service, count)
+    load.add(4)
+    for service, count in (("gateways", "2"), ("schedulers", "2"), ("prefill", "1")):
+        await run(up, "scale", service, count)
+        load.add(4)
+    answers = await load.whole()
+    assert {answer.path["mode"] for answer in answers} == {"local", "remote"}
+
+
+def test_each_command_once(up: Up) -> None:
+    said, told = up.run("chat", "--temperature", "0", "What is the capital of France?")
+    assert "Paris" in said
+    assert "tokens/s" in told
+    assert "remote · prefill-worker-" in told
+
+    table, _ = up.run("top", "--once")
+    for service in ("gateway", "scheduler", "prefill-worker", "decode-worker", "power-governor"):
+        assert f"{service}-" in table
+    assert "0 queued" in table
+
+    (snapshots, _) = up.run("kv", "--json", "--ended", "1")
+    (decode,) = (
+        worker
+        for worker in json.loads(snapshots)["workers"]
+        if worker["worker"].startswith("decode-worker-")
+    )
+    assert decode["transfers"][0]["state"] == "released"
+    assert "of 160 slots in use" in up.run("kv")[0]
+
+    (line, _) = up.run("tap", "load.*", "--count", "1")
+    assert json.loads(line)["type"] == "worker_load.1"
+
+
+def test_what_cannot_be_is_one_line(up: Up) -> None:
+    assert up.run("scale", "decode", "0", code=1)[1].count("\n") == 1
+    free = str(up.port + 1)
+    for command in (("top", "--once"), ("kv",), ("tap",), ("scale", "decode", "2"), ("chat", "hi")):
+        _, told = up.run(*command, "--port", free, code=1)
+        assert told.startswith(f"diptych: no stack runs on port {free}; start one: diptych up")
+        assert told.count("\n") == 1
+    _, told = up.run("up", "--port", str(up.port), code=1)
+    assert told.startswith(f"diptych: cannot listen on 127.0.0.1:{up.port}")
