@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import count
 
 import pytest
 
@@ -39,6 +40,22 @@ async def ask(
     return end
 
 
+async def a_fleet(fleet: SmallFleet, *prefills: str, step_s: float = 0.0) -> None:
+    """A scheduler, workers, and proof that the scheduler knows them all."""
+    fleet.scheduler()
+    for name in prefills:
+        fleet.worker(name, Role.PREFILL, engine=caching(step_s))
+    fleet.worker("d1", Role.DECODE, engine=caching())
+    await fleet.ready()
+    known: set[str] = set()
+    for number in count():
+        prompt = (900, number % 99 + 1)
+        end = await ask(fleet, f"known{number}", prompt, forced=Forced(mode=Mode.REMOTE))
+        known.add(prefill_of(end))
+        if known == set(prefills):
+            return
+
+
 def report(end: End) -> Report:
     assert end.report is not None
     return end.report
@@ -47,10 +64,7 @@ def report(end: End) -> Report:
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_repeated_prompt_comes_from_the_cache(mode: Mode) -> None:
     async with small_fleet() as fleet:
-        fleet.scheduler()
-        fleet.worker("p1", Role.PREFILL, engine=caching())
-        fleet.worker("d1", Role.DECODE, engine=caching())
-        await fleet.ready()
+        await a_fleet(fleet, "p1")
         cold = await ask(fleet, "cold", forced=Forced(mode=mode))
         warm = await ask(fleet, "warm", forced=Forced(mode=mode))
         theirs = await ask(fleet, "theirs", forced=Forced(mode=mode), tenant="other")
@@ -62,11 +76,7 @@ async def test_a_repeated_prompt_comes_from_the_cache(mode: Mode) -> None:
 
 async def test_the_worker_that_has_a_prefix_is_chosen_for_it() -> None:
     async with small_fleet() as fleet:
-        fleet.scheduler()
-        for name in ("p1", "p2"):
-            fleet.worker(name, Role.PREFILL, engine=caching())
-        fleet.worker("d1", Role.DECODE, engine=caching())
-        await fleet.ready()
+        await a_fleet(fleet, "p1", "p2")
         first = report(await ask(fleet, "first"))
         await asyncio.sleep(HEARD_S)
         for number in range(4):
@@ -76,11 +86,7 @@ async def test_the_worker_that_has_a_prefix_is_chosen_for_it() -> None:
 
 async def test_a_scheduler_that_comes_late_asks_what_is_cached() -> None:
     async with small_fleet() as fleet:
-        fleet.scheduler()
-        for name in ("p1", "p2"):
-            fleet.worker(name, Role.PREFILL, engine=caching())
-        fleet.worker("d1", Role.DECODE, engine=caching())
-        await fleet.ready()
+        await a_fleet(fleet, "p1", "p2")
         first = report(await ask(fleet, "first"))
         await asyncio.sleep(HEARD_S)
         await fleet.kill("s1")
@@ -88,20 +94,21 @@ async def test_a_scheduler_that_comes_late_asks_what_is_cached() -> None:
         await fleet.ready("s2")
         await asyncio.sleep(HEARD_S)
         for number in range(4):
-            again = report(await ask(fleet, f"again{number}"))
-            assert again.prefill_worker == first.prefill_worker
+            asked = ask(fleet, f"again{number}", forced=Forced(mode=Mode.REMOTE))
+            assert report(await asked).prefill_worker == first.prefill_worker
 
 
 async def test_a_hot_prefix_does_not_overload_one_worker() -> None:
     async with small_fleet() as fleet:
-        fleet.scheduler()
-        for name in ("p1", "p2"):
-            fleet.worker(name, Role.PREFILL, engine=caching(0.02))
-        fleet.worker("d1", Role.DECODE, engine=caching())
-        await fleet.ready()
+        await a_fleet(fleet, "p1", "p2", step_s=0.02)
         await ask(fleet, "first")
         await asyncio.sleep(HEARD_S)
         prompts = {f"r{n}": (*PROMPT[:128], *range(n, n + 72)) for n in range(300, 312)}
         ends = await asyncio.gather(*(ask(fleet, n, prompt) for n, prompt in prompts.items()))
-        assert {report(end).prefill_worker for end in ends} == {"p1", "p2"}
+        assert {prefill_of(end) for end in ends} == {"p1", "p2"}
         await fleet.settled()
+
+
+def prefill_of(end: End) -> str:
+    """The name the fleet gave the prefill worker."""
+    return report(end).prefill_worker.partition("-")[0]
