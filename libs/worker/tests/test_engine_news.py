@@ -21,6 +21,7 @@ from diptych_engine.port import (
 from diptych_power.sim import SimulatedDevice
 from diptych_testkit.builders import GATEWAY, a_generation, tokens
 from diptych_testkit.toy_engine import ToyStepEngine
+from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.metering import WorkerMetrics
@@ -36,7 +37,10 @@ class Room:
         self.bus = bus
         self.now_s = 0.0
         metrics = WorkerMetrics("toy", ToyStepEngine().spec)
-        self.news = EngineNews(bus, ME, SimulatedDevice(), metrics, now_s=lambda: self.now_s)
+        self.blocks = AnnouncedBlocks(bus, ME)
+        self.news = EngineNews(
+            bus, ME, SimulatedDevice(), metrics, blocks=self.blocks, now_s=lambda: self.now_s
+        )
         self.journal: list[tuple[Incarnation, JournalEntry]] = []
 
     async def follow(self) -> None:

@@ -113,3 +113,12 @@ def power(worker: Incarnation) -> str:
 def control(member: Incarnation) -> str:
     """Questions and orders to one process; request and typed answer."""
     return f"control.{member}"
+
+
+def blocks(worker: Incarnation) -> str:
+    """What one worker has cached, as it changes."""
+    return f"blocks.{worker}"
+
+
+BLOCKS = "blocks.*"
+"""Every worker's cached blocks."""

@@ -59,7 +59,7 @@ from diptych_policy.lifecycle import (
     SendJob,
     Ticked,
 )
-from diptych_policy.live_request import LiveRequest, Stage
+from diptych_policy.live_request import Booking, LiveRequest, Stage
 from diptych_policy.ordering import order_key
 from diptych_policy.routing import Unplaced, choose
 
@@ -416,10 +416,13 @@ class Ledger:
     def _book(self, live: LiveRequest, assignment: Assignment) -> None:
         demand = live.demand()
         if assignment.prefill is not None and not live.decode_started:
-            live.booked[assignment.prefill] = demand.prompt_tokens
-        live.booked[assignment.decode] = demand.prompt_tokens + demand.answer_tokens
-        for worker, tokens in live.booked.items():
-            self._fleet.assign(worker, tokens)
+            to_compute = self._fleet.prefill_tokens(
+                assignment.prefill, demand.prompt, demand.prompt_tokens
+            )
+            live.booked[assignment.prefill] = Booking(demand.prompt_tokens, to_compute)
+        live.booked[assignment.decode] = Booking(demand.prompt_tokens + demand.answer_tokens, 0)
+        for worker, (tokens, prefill_tokens) in live.booked.items():
+            self._fleet.assign(worker, tokens, prefill_tokens=prefill_tokens)
 
     def _queue(self, live: LiveRequest) -> None:
         live.to(Stage.QUEUED, now_s=self._now_s)
@@ -427,7 +430,8 @@ class Ledger:
 
     def _release(self, live: LiveRequest, *, keep: Incarnation | None = None) -> None:
         for worker in [w for w in live.booked if w != keep]:
-            self._fleet.unassign(worker, live.booked.pop(worker))
+            tokens, prefill_tokens = live.booked.pop(worker)
+            self._fleet.unassign(worker, tokens, prefill_tokens=prefill_tokens)
             self._may_place = True
 
     def _send(self, live: LiveRequest, assignment: Assignment) -> SendJob:

@@ -1,16 +1,19 @@
 """Where a request runs: `remote` whenever a compatible prefill and decode worker are there.
 
 Among workers with room the least loaded wins; ties go to the one chosen longest ago, so that equal
-workers share the work.
+workers share the work. A prefill worker's load is the prompt tokens it has to compute, those of
+this request included that it has not cached: so a prefix attracts its kind, until the queue before
+it costs more than computing it elsewhere, and then there are two that have it.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import Assignment, Forced, Mode
 from diptych_policy.fleet import Fleet, Worker
+from diptych_policy.prefixes import PromptBlocks
 
 UNFORCED = Forced()
 
@@ -27,6 +30,8 @@ class Demand:
     forced: Forced = UNFORCED
     excluded: frozenset[Incarnation] = frozenset()
     """Workers that said no a moment ago."""
+    prompt: PromptBlocks = field(default_factory=lambda: PromptBlocks("", ()))
+    """What it begins with, for whoever has that cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ def choose(demand: Demand, fleet: Fleet) -> Assignment | Unplaced:
         return _local(demand, decodes, prefills)
     ready = [worker for worker in prefills if worker.id not in demand.excluded]
     if demand.forced.mode is Mode.REMOTE or _pairs(demand, ready, decodes):
-        return _remote(demand, prefills, decodes)
+        return _remote(demand, fleet, prefills, decodes)
     return _local(demand, decodes, prefills)
 
 
@@ -75,7 +80,9 @@ def _local(demand: Demand, decodes: list[Worker], prefills: list[Worker]) -> Ass
     return Assignment(mode=Mode.LOCAL, decode=worker.id)
 
 
-def _remote(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> Assignment | Unplaced:
+def _remote(
+    demand: Demand, fleet: Fleet, prefills: list[Worker], decodes: list[Worker]
+) -> Assignment | Unplaced:
     pairs = _pairs(demand, prefills, decodes)
     if not pairs:
         return Unplaced("no prefill worker can hand its KV to a decode worker")
@@ -92,7 +99,10 @@ def _remote(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> As
         [worker for worker in prefills if worker.id in links],
         demand.prompt_tokens,
         demand.excluded,
-        lambda worker: worker.prefill_backlog_tokens + worker.assigned_tokens,
+        lambda worker: (
+            worker.prefill_backlog_tokens
+            + fleet.prefill_tokens(worker.id, demand.prompt, demand.prompt_tokens)
+        ),
     )
     if prefill is None:
         return Unplaced("every prefill worker is full")

@@ -25,6 +25,10 @@ class Attempt:
     first_token_s: float | None = None
     token_s: float | None = None
     """When it last had a token."""
+    engine: str = ""
+    """Adapter and build of the engine here."""
+    cached_tokens: int = 0
+    """Leading tokens whose KV was cached here."""
     energy_j: float = 0.0
     energy_source: str = "sim"
     link: str = ""
@@ -86,6 +90,8 @@ class Attempt:
             prefill_ms=_ms(first_s - started_s),
             prefill_j=self.energy_j,
             energy_source=self.energy_source,
+            cached_tokens=self.cached_tokens,
+            engine=self.engine,
         )
 
     def _decoded(self, report: Report, decode_s: float, share: float) -> Report:
@@ -94,6 +100,7 @@ class Attempt:
         return msgspec.structs.replace(
             report,
             decode_worker=self.worker,
+            engine=self.engine,
             transfer_ms=report.transfer_ms + _ms(self.verified_s),
             decode_ms=_ms(decode_s),
             prefill_j=report.prefill_j - decode_j if local else report.prefill_j,

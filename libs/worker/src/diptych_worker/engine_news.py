@@ -20,6 +20,7 @@ from diptych_engine.port import (
     StepReport,
 )
 from diptych_telemetry import logger
+from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
 from diptych_worker.device import Device
 from diptych_worker.metering import WorkerMetrics
@@ -39,9 +40,11 @@ class EngineNews:
         device: Device,
         metrics: WorkerMetrics,
         *,
+        blocks: AnnouncedBlocks,
         now_s: Callable[[], float],
     ) -> None:
         self._journal = journal
+        self._blocks = blocks
         self._worker = worker
         self._device = device
         self._metrics = metrics
@@ -78,6 +81,7 @@ class EngineNews:
     def _on_step(self, report: StepReport) -> None:
         self._charge(report)
         self._metrics.step(report)
+        self._blocks.changed(stored=report.blocks_stored, removed=report.blocks_removed)
         entries: dict[Incarnation, list[TokenEntry]] = defaultdict(list)
         ends: dict[Incarnation, list[End]] = defaultdict(list)
         for news in report.news:
@@ -87,6 +91,8 @@ class EngineNews:
                     pass
                 case SequenceStarted():
                     attempt.started_s = self._now_s()
+                    attempt.cached_tokens = news.cached_tokens
+                    self._metrics.started(attempt)
                 case NewTokens():
                     if news.token_ids:
                         entries[attempt.gateway].append(_entry(news))

@@ -216,5 +216,6 @@ def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> Sequence
         answer_ids=generation.prefix_ids,
         sampling=generation.sampling,
         stopping=generation.stopping,
+        tenant=generation.tenant,
         sink=sink,
     )

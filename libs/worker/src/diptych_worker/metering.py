@@ -36,6 +36,14 @@ class WorkerMetrics:
         self._steps.batch_tokens.observe(tokens)
         self._model.prompt_tokens.inc(report.prefill_tokens)
 
+    def started(self, attempt: Attempt) -> None:
+        """An attempt has begun, perhaps on a cached prefix."""
+        if attempt.phase is not Phase.DECODE:
+            generation = attempt.job.generation
+            asked = len(generation.prompt_ids) + len(generation.prefix_ids)
+            self._model.prefix_queries.inc(asked)
+            self._model.prefix_hits.inc(attempt.cached_tokens)
+
     def tokens(self, attempt: Attempt, n_tokens: int, now_s: float) -> None:
         """An attempt has new tokens."""
         self._model.generation_tokens.inc(n_tokens)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from diptych_chassis.settings import ServiceSettings
 
@@ -16,6 +17,12 @@ class WorkerSettings(ServiceSettings):
     """The id clients ask for; empty: the file's name."""
     threads: int = 0
     """Threads of the engine; 0: half the cores, since two workers share a machine."""
+    engine: Literal["llamacpp", "sim"] = "llamacpp"
+    """`sim` computes nothing: it measures orchestration, with the card of `model_path` or, without
+    one, a built-in one of bytes."""
+    prefix_cache: bool = True
+    """Whether KV of sequences that have left is kept, in room nobody else needs, for prompts that
+    begin alike."""
     library: Path | None = None
     """The llama.cpp build; empty: the one inside xllamacpp."""
     context_tokens: int = 0

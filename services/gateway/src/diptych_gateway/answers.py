@@ -47,12 +47,18 @@ class PathTaken(msgspec.Struct):
     decode_ms: float
     joules: Joules
     energy_source: str
+    engine: str
+
+
+class PromptTokens(msgspec.Struct):
+    cached_tokens: int
 
 
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokens
     diptych: PathTaken
 
 
@@ -147,9 +153,12 @@ def usage(stream: AnswerStream) -> Usage:
         decode_ms=report.decode_ms,
         joules=joules,
         energy_source=report.energy_source,
+        engine=report.engine,
     )
     prompt_tokens, tokens = stream.request.prompt_tokens, stream.tokens
-    return Usage(prompt_tokens, tokens, prompt_tokens + tokens, path)
+    # After a recovery delivered tokens are context too, and may have been cached with the prompt.
+    details = PromptTokens(min(report.cached_tokens, prompt_tokens))
+    return Usage(prompt_tokens, tokens, prompt_tokens + tokens, details, path)
 
 
 def completion(heading: Heading, stream: AnswerStream, *, text: str) -> bytes:

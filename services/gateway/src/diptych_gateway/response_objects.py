@@ -59,6 +59,7 @@ class PathOfResponse(msgspec.Struct):
     decode_ms: float
     joules: Joules
     energy_source: str
+    engine: str
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):
@@ -192,9 +193,11 @@ def _usage(stored: StoredResponse, answer: StoredAnswer) -> ResponseUsage:
         decode_ms=report.decode_ms,
         joules=Joules(report.prefill_j, report.decode_j, report.prefill_j + report.decode_j),
         energy_source=report.energy_source,
+        engine=report.engine,
     )
     return ResponseUsage(
         input_tokens=stored.prompt_tokens,
+        input_tokens_details=CachedTokens(min(report.cached_tokens, stored.prompt_tokens)),
         output_tokens=answer.tokens,
         total_tokens=stored.prompt_tokens + answer.tokens,
         diptych=path,

@@ -24,6 +24,7 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.liveness import Liveness
 from diptych_policy.recovery import Ledger
+from diptych_scheduler.cached_blocks import CachedBlocks
 from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
@@ -59,6 +60,9 @@ class Scheduler:
             self._performer = Performer(
                 self, self._bus, self._journals, tasks, self._settings.job_answer_s
             )
+            self._cached = CachedBlocks(
+                self._bus, self._fleet.blocks, tasks, self._member.incarnation
+            )
             intake = Intake(self._bus, self._journals, self._performer, self.tell)
             try:
                 await self._listen()
@@ -74,6 +78,7 @@ class Scheduler:
                 for task in working:
                     task.cancel()
             finally:
+                self._cached.stop()
                 self._performer.abandon()
 
     async def _listen(self) -> None:
@@ -81,6 +86,7 @@ class Scheduler:
         await bus.subscribe(subjects.BEATS, self._on_beat)
         await bus.subscribe(subjects.LOADS, self._on_load)
         await bus.subscribe(subjects.ATTENDED, self._on_attended)
+        await self._cached.listen()
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record)
 
@@ -115,6 +121,7 @@ class Scheduler:
             self._fleet.unregister(Incarnation(change.key))
         else:
             self._fleet.register(change.value)
+            self._cached.registered(change.value.worker)
             self.tell(Ticked())
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
