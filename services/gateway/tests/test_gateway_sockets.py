@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState
+from diptych_gateway import sockets
 from diptych_gateway.sockets import MAX_IN_FLIGHT, MAX_LANES
 
 TEXT = "Hello world"
@@ -384,3 +386,24 @@ async def test_a_bad_header_is_refused_before_the_upgrade(stack: Any) -> None:
             pass
     assert refused.value.response.status_code == 400
     assert json.loads(refused.value.response.body)["error"]["param"] == "x-diptych-resume"
+
+
+async def test_a_large_frame_is_judged_off_the_event_loop(stack: Any, monkeypatch: Any) -> None:
+    threads = []
+    decode_create, check_frame = sockets.decode_create, sockets.check_frame
+
+    def decoded(data: str) -> Any:
+        threads.append(threading.current_thread())
+        return decode_create(data)
+
+    def checked(frame: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return check_frame(frame, **options)
+
+    monkeypatch.setattr(sockets, "decode_create", decoded)
+    monkeypatch.setattr(sockets, "check_frame", checked)
+    async with opened(stack) as socket:
+        await socket.create(input=[{"role": "user", "content": ""}] * 60_000)
+        assert (await socket.next())["error"]["param"] == "input"
+        assert threads
+        assert threading.main_thread() not in threads
