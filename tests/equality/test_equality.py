@@ -4,7 +4,6 @@ Modes and links, alone and in a crowd, with and without a cached prefix, greedy 
 prompts by default; `make equality` runs fifty (DIPTYCH_EQUALITY_PROMPTS).
 """
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from itertools import product
 from random import Random
 
 import pytest
+
 from diptych_bus.jetstream import JetStreamBus
 from diptych_contracts.ids import new_incarnation, new_request_id
 from diptych_contracts.journal import EndReason
@@ -69,7 +69,7 @@ PATHS = [Path(Mode.LOCAL, None), Path(Mode.REMOTE, "shm"), Path(Mode.REMOTE, "tc
 def prompts() -> list[tuple[int, ...]]:
     """Edges of blocks first, then long ones; several languages; every third shares a prefix."""
     rng = Random(1)
-    lengths = (EDGES + LONG) if N_PROMPTS > len(EDGES) + 5 else EDGES + LONG[:5]
+    lengths = (EDGES + LONG) if len(EDGES) + 5 < N_PROMPTS else EDGES + LONG[:5]
     found = []
     for number in range(N_PROMPTS):
         length = lengths[number] if number < len(lengths) else rng.randint(2, 400)
@@ -125,7 +125,9 @@ def a_try(number: int, name: str, path: Path) -> Request:
 
 
 async def check(
-    client: BusClient, tries: list[tuple[int, str, Path]], expected: dict[tuple[int, str], list[int]]
+    client: BusClient,
+    tries: list[tuple[int, str, Path]],
+    expected: dict[tuple[int, str], list[int]],
 ) -> int:
     """Send `tries` together; each must give the bare engine's answer. Gives cached tokens."""
     requests = [a_try(*each) for each in tries]
