@@ -363,7 +363,7 @@ async def test_a_full_gateway_says_when_to_come_back(run_stack: Any) -> None:
 
 
 async def test_a_draining_gateway_ends_its_sockets(run_stack: Any) -> None:
-    async with run_stack(Gate(), drain_s=5.0) as stack, opened(stack) as socket:
+    async with run_stack(Gate(), drain_s=0.2) as stack, opened(stack) as socket:
         await socket.create()
         for _ in range(5):
             await socket.next()
