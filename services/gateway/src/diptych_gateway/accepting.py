@@ -138,7 +138,7 @@ class Acceptance:
 
 
 def _encode(codec: TextCodec, call: Call) -> list[int]:
-    return codec.encode(codec.render(call.messages))
+    return codec.encode_chat(call.messages)
 
 
 def room(
