@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard libs/*/src services/*/src)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check live alone bench format clean
+.PHONY: help up test check live alone compose equality bench format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -31,6 +31,14 @@ live: $(STAMP) ## real nats-server, real engine, real processes
 
 alone: ## each service, installed by itself in an empty environment
 	PYTHON=$(PYTHON) .ci/alone
+
+compose: $(STAMP) ## the compose file on a real engine (as root it brings its own)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[compose]'
+	PYTHON=$(BIN)/python infra/ci/compose.sh
+
+equality: $(STAMP) ## fifty prompts over every mode, link, crowd and cached prefix (long)
+	$(BIN)/diptych models pull
+	DIPTYCH_EQUALITY_PROMPTS=50 $(BIN)/python -m pytest -q -m live tests/equality
 
 bench: $(STAMP) ## the numbers in the README
 	@ls bench/*.py >/dev/null 2>&1 || { echo "no benches yet"; exit 1; }

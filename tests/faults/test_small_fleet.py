@@ -4,15 +4,20 @@ Every test ends with the four invariants: each request ended exactly once (the c
 no gap and no repeat (the answer equals the engine's own), nothing held, no limit exceeded.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
 from random import Random
+from typing import Literal
 
 import msgspec
 import pytest
 
 from diptych_bus.memory import Faults, MemoryBroker
+from diptych_contracts import subjects
 from diptych_contracts.fleet import Role
+from diptych_contracts.ids import RequestId
+from diptych_contracts.jobs import Cancel, CancelDone
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Forced, Mode, RecordState, Request, RequestRecord
 from diptych_contracts.sampling import Sampling, Stopping
@@ -50,21 +55,30 @@ async def is_answered(fleet: SmallFleet, request_id: str, tokens: int = 16) -> N
     assert fleet.client.delivered[request_id] == toy_answer(PROMPT, tokens)
 
 
+Link = Literal["shm", "tcp"]
+both_links = pytest.mark.parametrize("link", ["shm", "tcp"])
+
+
+@both_links
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("prompt_tokens", [1, 63, 64, 65, 300])
-async def test_both_modes_give_the_engines_own_answer(mode: Mode, prompt_tokens: int) -> None:
+async def test_both_modes_give_the_engines_own_answer(
+    mode: Mode, prompt_tokens: int, link: Link
+) -> None:
     prompt = tuple(range(1, prompt_tokens + 1))
     async with small_fleet() as fleet:
         fleet.scheduler()
         fleet.worker("p1", Role.PREFILL)
         fleet.worker("d1", Role.DECODE)
         await fleet.ready()
-        await fleet.client.send(a_request("r1", prompt_ids=prompt, forced=Forced(mode=mode)))
+        forced = Forced(mode=mode, link=link)
+        await fleet.client.send(a_request("r1", prompt_ids=prompt, forced=forced))
         end = await fleet.client.ended("r1")
         assert end.reason is EndReason.LENGTH
         assert fleet.client.delivered["r1"] == toy_answer(prompt, 16)
         assert end.report is not None
         assert end.report.mode == mode
+        assert end.report.link == (link if mode is Mode.REMOTE else "")
         assert end.report.prefill_j > 0
         assert end.report.decode_j > 0
         await fleet.settled()
@@ -80,13 +94,14 @@ async def test_a_record_is_closed_and_its_request_erased() -> None:
         assert await fleet.bus.stored("REQUESTS", record.request_seq) is None
 
 
+@both_links
 @pytest.mark.parametrize("victim", ["d1", "p1"])
-async def test_a_dead_worker_costs_no_token(victim: str) -> None:
+async def test_a_dead_worker_costs_no_token(victim: str, link: Link) -> None:
     async with small_fleet() as fleet:
         await a_pair(fleet)
-        await fleet.client.send(
-            a_request("r1", prompt_ids=PROMPT, stopping=Stopping(max_tokens=200))
-        )
+        request = a_request("r1", prompt_ids=PROMPT, stopping=Stopping(max_tokens=200))
+        request = msgspec.structs.replace(request, forced=Forced(link=link))
+        await fleet.client.send(request)
         await fleet.client.has_tokens("r1", 10)
         fleet.worker("d2", Role.DECODE, engine=slow_engine())
         await fleet.ready("d2")
@@ -95,13 +110,14 @@ async def test_a_dead_worker_costs_no_token(victim: str) -> None:
         await fleet.settled()
 
 
-async def test_a_prefill_worker_that_dies_while_prefilling_is_replaced() -> None:
+@both_links
+async def test_a_prefill_worker_that_dies_while_prefilling_is_replaced(link: Link) -> None:
     async with small_fleet() as fleet:
         fleet.scheduler()
         fleet.worker("p1", Role.PREFILL, engine=slow_engine(1.0))
         fleet.worker("d1", Role.DECODE, engine=slow_engine())
         await fleet.ready()
-        await fleet.client.send(a_request("r1", prompt_ids=PROMPT))
+        await fleet.client.send(a_request("r1", prompt_ids=PROMPT, forced=Forced(link=link)))
         await fleet.until_reserved("d1")
         await fleet.kill("p1")
         await is_answered(fleet, "r1")
@@ -150,6 +166,40 @@ async def test_a_cancelled_request_ends_and_frees_both_sides() -> None:
         await fleet.settled()
 
 
+async def test_a_cancel_that_is_asked_again_frees_no_less() -> None:
+    """The scheduler repeats a cancel; the second one once broke the withdrawal of the first."""
+    steps = 0
+
+    def pause(_batch: Sequence[StepInput]) -> None:
+        nonlocal steps
+        steps += 1
+        time.sleep(0.5)
+
+    long_prompt = a_request("r1", prompt_ids=tuple(range(1, 1001)))
+    async with small_fleet() as fleet:
+        fleet.scheduler()
+        fleet.worker("p1", Role.PREFILL, engine=ToyStepEngine(on_step=pause))
+        fleet.worker("d1", Role.DECODE)
+        await fleet.ready()
+        await fleet.client.send(long_prompt)
+        await fleet.until_load(lambda: steps >= 2)
+        subject = subjects.cancel(fleet.incarnation("p1"))
+        cancel = Cancel(request_id=RequestId("r1"), attempt=1)
+        asked = []
+        for _ in range(2):
+            asking = fleet.bus.request(subject, cancel, CancelDone, timeout_s=5)
+            asked.append(asyncio.create_task(asking))
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*asked)
+        await fleet.settled(timeout_s=5)
+        records = fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        kept = await records.get("r1")
+        assert kept is not None
+        cancelling = msgspec.structs.replace(kept.value, state=RecordState.CANCELLING)
+        await records.update("r1", cancelling, kept.revision)
+        await fleet.client.ended("r1")
+
+
 async def test_more_requests_than_seats_wait_their_turn() -> None:
     async with small_fleet() as fleet:
         fleet.scheduler()
@@ -179,8 +229,9 @@ async def test_seeded_sampling_gives_the_same_answer_in_both_modes() -> None:
         assert answers["local"] != toy_answer(PROMPT, 16)
 
 
+@both_links
 @pytest.mark.parametrize("seed", range(20))
-async def test_a_bad_network_changes_no_answer(seed: int) -> None:
+async def test_a_bad_network_changes_no_answer(seed: int, link: Link) -> None:
     faults = Faults(
         Random(seed),
         drop_frac=0.1,
@@ -196,7 +247,7 @@ async def test_a_bad_network_changes_no_answer(seed: int) -> None:
         await fleet.ready()
         names = [f"r{number}" for number in range(4)]
         for name in names:
-            await fleet.client.send(a_request(name, prompt_ids=PROMPT))
+            await fleet.client.send(a_request(name, prompt_ids=PROMPT, forced=Forced(link=link)))
         for name in names:
             await is_answered(fleet, name)
         await fleet.settled()

@@ -18,10 +18,8 @@ from diptych_contracts.sampling import Stopping
 from diptych_testkit.bare_engine import BareEngine
 from diptych_testkit.builders import a_request
 from diptych_testkit.bus_client import BusClient
-from diptych_testkit.live_stack import MODEL, LiveStack, gguf_path
-from diptych_text.codec import TextCodec
-from diptych_worker.assembling import load_engine, read_card
-from diptych_worker.settings import WorkerSettings
+from diptych_testkit.live_model import bare_engine, codec
+from diptych_testkit.live_stack import MODEL, LiveStack
 
 pytestmark = pytest.mark.live
 
@@ -29,14 +27,11 @@ QUESTION = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "What is the capital of France?"},
 ]
-SETTINGS = WorkerSettings(model_path=gguf_path(), model=MODEL, threads=1, kv_tokens=4096)
-CARD = read_card(SETTINGS)
-CODEC = TextCodec.from_card(CARD)
 
 
 @pytest.fixture(scope="module")
 def bare() -> Iterator[BareEngine]:
-    engine = BareEngine(load_engine(SETTINGS, CARD))
+    engine = bare_engine()
     yield engine
     engine.close()
 
@@ -97,7 +92,7 @@ LENGTHS = [1, 63, 64, 65, 127, 128, 129, 600]
 def numbered(n_tokens: int) -> tuple[int, ...]:
     """A prompt of exactly `n_tokens`."""
     text = " ".join(f"Step {number}: count the sheep." for number in range(n_tokens))
-    return tuple(CODEC.encode(text)[:n_tokens])
+    return tuple(codec().encode(text)[:n_tokens])
 
 
 @pytest.fixture
@@ -146,9 +141,9 @@ async def test_chat_in_any_language_equals_one_bare_engine(
     text: str, client: openai.AsyncOpenAI, bare: BareEngine
 ) -> None:
     messages = [{"role": "user", "content": text}]
-    prompt = CODEC.encode(CODEC.render(messages))
+    prompt = codec().encode(codec().render(messages))
     expected = await asyncio.to_thread(bare.answer, prompt, 32)
-    text_bytes = b"".join(CODEC.token_bytes(token) for token in expected)
+    text_bytes = b"".join(codec().token_bytes(token) for token in expected)
     for mode in Mode:
         whole = await client.chat.completions.create(
             model=MODEL,

@@ -31,6 +31,7 @@ def test_nothing_else_is_stored_and_republished_tokens_do_not_loop() -> None:
         subjects.beat(MEMBER),
         subjects.load(MEMBER),
         subjects.cancel(MEMBER),
+        subjects.attended(MEMBER),
         subjects.power(MEMBER),
     ):
         assert stream_of(subject) == []
@@ -58,3 +59,9 @@ def test_limits_fit_into_one_another() -> None:
     assert consumer.stream in {stream.name for stream in streams.STREAMS}
     assert consumer.batch <= consumer.max_ack_pending
     assert consumer.ack_wait_s * consumer.max_deliver < streams.REQUESTS.max_age_s
+
+
+def test_a_stored_response_lives_while_its_tokens_do_and_then_holds_them_itself() -> None:
+    assert streams.TOKENS.max_age_s == streams.RUNNING_RESPONSE_TTL_S
+    assert streams.ENDED_RESPONSE_TTL_S > streams.RUNNING_RESPONSE_TTL_S
+    assert streams.MAX_RESPONSE_BYTES < streams.MAX_MESSAGE_BYTES

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from diptych_contracts.sampling import Sampling, Stopping
 from diptych_engine.gguf_card import card_from_gguf
 from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.llamacpp import self_check as self_checking
+from diptych_engine.llamacpp.kv_cells import ascending
+from diptych_engine.llamacpp.placement import Span
 from diptych_engine.port import (
     KvBlock,
     NewTokens,
@@ -23,6 +26,7 @@ from diptych_engine.port import (
     SequenceAborted,
     SequenceFailed,
     SequenceKey,
+    SequenceStarted,
     SequenceWork,
     StepInput,
     StepNews,
@@ -67,7 +71,7 @@ def codec(card: ModelCard) -> TextCodec:
 
 @pytest.fixture(scope="module")
 def prompts(codec: TextCodec) -> dict[int, tuple[int, ...]]:
-    ids = codec.encode(TEXT * 2)
+    ids = codec.encode(TEXT * 3)
     return {n: tuple(ids[n : 2 * n]) for n in LENGTHS}
 
 
@@ -103,8 +107,9 @@ def greedy(
 class Worker:
     """A step loop on real weights, and what it said."""
 
-    def __init__(self, card: ModelCard, codec: TextCodec) -> None:
-        engine = LlamaCppEngine(weights(), card, replace(SETTINGS, threads=2))
+    def __init__(self, card: ModelCard, codec: TextCodec, *, prefix_sequences: int = 0) -> None:
+        settings = replace(SETTINGS, threads=2, prefix_sequences=prefix_sequences)
+        engine = LlamaCppEngine(weights(), card, settings)
         self.loop = StepLoop(engine, lambda stopping: AnswerText(codec, stopping.stop))
         self.news: list[StepNews] = []
         self._heard = threading.Condition()
@@ -132,6 +137,10 @@ class Worker:
     def failure(self, key: SequenceKey) -> SequenceFailed:
         self.wait(key)
         return next(n for n in self.news if isinstance(n, SequenceFailed) and n.key == key)
+
+    def cached(self, key: SequenceKey) -> int:
+        found = [n for n in self.news if isinstance(n, SequenceStarted) and n.key == key]
+        return found[0].cached_tokens
 
     def is_idle(self) -> bool:
         self.loop.check()
@@ -338,3 +347,154 @@ def test_what_does_not_belong_together_is_said(card, tmp_path, monkeypatch) -> N
 def replace_card(card: ModelCard, *, vocab_size: int) -> ModelCard:
     fields = {name: getattr(card, name) for name in card.__struct_fields__}
     return ModelCard(**{**fields, "vocab_size": vocab_size})
+
+
+@pytest.fixture(scope="module")
+def caching(card: ModelCard, codec: TextCodec) -> Iterator[Worker]:
+    worker = Worker(card, codec, prefix_sequences=8)
+    yield worker
+    worker.loop.stop()
+
+
+SEEDED = Sampling(temperature=1.0, top_p=0.95, seed=7, frequency_penalty=0.2)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 129, 400])
+def test_a_cached_prefix_does_not_change_the_answer(
+    workers, caching, codec, length: int, sampling: Sampling
+) -> None:
+    """Alone, and in the company of three that part from it after the first block."""
+    kind = "greedy" if sampling.temperature == 0 else "seeded"
+    ids = codec.encode(f"{kind} {length}: " + TEXT * 3)
+    prompt = ids[:length]
+    others = [(*ids[:64], *ids[100 + n : 140 + n]) for n in range(3)]
+    name = f"{kind}{length}"
+    plain = work(f"{name}-plain", prompt, sampling=sampling)
+    workers[0].loop.submit(plain)
+    expected = workers[0].wait(plain.key)
+    hit = min(length // 64 * 64, length - 1) if length >= 64 else 0
+    for turn, cached in (("cold", 0), ("warm", hit), ("again", hit)):
+        job = work(f"{name}-{turn}", prompt, sampling=sampling)
+        company = [work(f"{name}-{turn}-{n}", other) for n, other in enumerate(others)]
+        for each in (job, *company) if turn != "cold" else (job,):
+            caching.loop.submit(each)
+        assert caching.wait(job.key) == expected
+        assert caching.cached(job.key) == cached
+        for each in company if turn != "cold" else ():
+            caching.wait(each.key)
+    assert caching.is_idle()
+
+
+@pytest.mark.parametrize("length", [64, 65, 128, 129, 200])
+def test_a_cached_prefix_is_handed_over_as_if_computed(
+    workers, caching, codec, length: int
+) -> None:
+    prompt = codec.encode(f"Handed over, {length}: " + TEXT * 2)[:length]
+    plain = work(f"over{length}-plain", prompt)
+    workers[0].loop.submit(plain)
+    expected = workers[0].wait(plain.key)
+    for turn in ("cold", "warm"):
+        job = hand_over(caching, work(f"over{length}-{turn}", prompt))
+        workers[1].loop.submit(job)
+        assert [*job.answer_ids, *workers[1].wait(job.key)] == expected
+    key = SequenceKey(RequestId(f"over{length}-warm.prefill"), 1)
+    assert caching.cached(key) == min(length // 64 * 64, length - 1)
+
+
+def test_forked_kv_gives_bit_equal_logits(caching, bare, prompts) -> None:
+    prompt = prompts[200]
+    bare.step([StepInput(0, 0, prompt[:130], want_logits=False)])
+    rows = [bare.step([StepInput(0, 130, prompt[130:], want_logits=True)])[0].copy()]
+    bare.fork(0, 9, 0, 64)
+    bare.fork(0, 9, 64, 192)
+    bare.drop(0)
+    rows.append(bare.step([StepInput(9, 192, prompt[192:], want_logits=True)])[0].copy())
+    np.testing.assert_array_equal(rows[0], rows[1])
+    with pytest.raises(ValueError, match="does not hold"):
+        bare.fork(0, 10, 0, 64)
+    with pytest.raises(ValueError, match="ends at 0, expected 64"):
+        bare.fork(9, 10, 64, 128)
+    bare.drop(9)
+
+
+def test_cached_prefixes_give_way_to_live_work(caching, codec) -> None:
+    """2,048 cells: one long sequence after another leaves no room for what they left."""
+    for number in range(4):
+        job = work(f"long{number}", codec.encode(f"Nr {number}. " + TEXT * 6)[:900])
+        caching.loop.submit(job)
+        assert len(caching.wait(job.key)) == ANSWER_TOKENS
+    assert caching.is_idle()
+
+
+def test_freed_cells_below_a_sequence_do_not_change_its_logits(bare, codec) -> None:
+    """By itself llama.cpp puts the second part below the first: logits were off by 0.36."""
+    ids = codec.encode(TEXT * 4)
+    rows: list[np.ndarray] = []
+    for company in (0, 250):
+        if company:
+            bare.step([StepInput(1, 0, ids[200 : 200 + company], want_logits=False)])
+        bare.step([StepInput(0, 0, ids[:128], want_logits=False)])
+        bare.drop(1)
+        row = bare.step([StepInput(0, 128, ids[128:160], want_logits=True)])[0]
+        assert row is not None
+        rows.append(row.copy())
+        bare.drop(0)
+    np.testing.assert_array_equal(rows[0], rows[1])
+
+
+def in_order(engine: LlamaCppEngine, seq: int) -> bool:
+    span = Span(seq, 0, engine._cells.length(seq))
+    blob = memoryview(bytearray(engine._cells.read_size(span)))
+    return engine._cells.read(span, blob) == len(blob) and ascending(blob, span)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_sequence_lies_in_ascending_cells_whatever_came_before(
+    bare, codec, seed: int
+) -> None:
+    """A cache as good as full, so that sequences move, and few fillers, so that all is packed."""
+    rng = Random(seed)
+    ids = codec.encode(TEXT * 8)[:1000]
+    books = bare._cells._books
+    fillers, books._fillers = books._fillers, books._fillers[:4]
+    books.reset()
+    tokens: dict[int, list[int]] = {}
+    for number in range(60):
+        seq = rng.randrange(16)
+        used = sum(len(t) for t in tokens.values())
+        if seq in tokens and (rng.random() < 0.3 or used > 1900):
+            bare.drop(seq)
+            del tokens[seq]
+        elif seq not in tokens and tokens and rng.random() < 0.5:
+            src = rng.choice(list(tokens))
+            shared = rng.randint(1, len(tokens[src]))
+            if used + shared < 1900:
+                assert bare.fork(src, seq, 0, shared)
+                tokens[seq] = tokens[src][:shared]
+        elif used < 1900:
+            part = ids[number : number + rng.randint(1, 100)]
+            bare.step([StepInput(seq, len(tokens.get(seq, ())), part, want_logits=False)])
+            tokens.setdefault(seq, []).extend(part)
+        books.check()
+        assert all(in_order(bare, s) for s in tokens)
+    answers = {}
+    for seq, held in tokens.items():
+        row = bare.step([StepInput(seq, len(held), [7], want_logits=True)])[0]
+        assert row is not None
+        answers[seq] = row.copy()
+    for seq in tokens:
+        bare.drop(seq)
+    books._fillers = fillers
+    books.reset()
+    for seq, held in list(tokens.items())[:4]:
+        np.testing.assert_array_equal(answers[seq], logits_of(bare, [*held, 7]))
+
+
+def logits_of(engine: LlamaCppEngine, tokens: Sequence[int]) -> np.ndarray:
+    for at in range(0, len(tokens), 256):
+        row = engine.step([StepInput(0, at, tokens[at : at + 256], want_logits=True)])[0]
+    assert row is not None
+    row = row.copy()
+    engine.drop(0)
+    return row

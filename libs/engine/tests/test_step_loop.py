@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -22,6 +23,7 @@ from diptych_engine.port import (
     StepReport,
 )
 from diptych_engine.step_loop import StepLoop
+from diptych_policy.prefixes import block_hashes
 from diptych_testkit.toy_engine import EOS_ID, ToyStepEngine, toy_answer
 
 WAIT_S = 20.0
@@ -118,6 +120,10 @@ class Loop:
     def failure(self, key: SequenceKey) -> SequenceFailed:
         self.until(lambda: bool(self.of(key, SequenceFailed)))
         return self.of(key, SequenceFailed)[0]
+
+    def ends(self, key: SequenceKey) -> list[StepNews]:
+        done = [n for n in self.of(key, NewTokens) if isinstance(n, NewTokens) and n.finish]
+        return [*done, *self.of(key, SequenceAborted)]
 
     def is_idle(self) -> None:
         self.loop.check()
@@ -402,3 +408,135 @@ def test_stop_closes_the_engine_started_or_not(loops) -> None:
         assert loop.engine.closed
         with pytest.raises(RuntimeError, match="stopped"):
             loop.loop.submit(work())
+
+
+CACHING = {"prefix_sequences": 3}
+EDGES = [63, 64, 65, 127, 128, 129, 200]
+
+
+def numbers(length: int, start: int = 1) -> tuple[int, ...]:
+    return tuple(range(start, start + length))
+
+
+def cached(loop: Loop, job: SequenceWork) -> int:
+    (started,) = loop.of(job.key, SequenceStarted)
+    assert isinstance(started, SequenceStarted)
+    return started.cached_tokens
+
+
+def run(loop: Loop, job: SequenceWork) -> SequenceWork:
+    loop.loop.submit(job)
+    loop.finish(job.key)
+    return job
+
+
+@pytest.mark.parametrize("length", EDGES)
+def test_a_prompt_seen_before_is_computed_from_its_last_block_on(loops, length: int) -> None:
+    loop = loops(**CACHING)
+    first = run(loop, work("first", prompt_ids=numbers(length), max_tokens=3))
+    computed = loop.engine.tokens_computed
+    again = run(loop, work("again", prompt_ids=numbers(length), max_tokens=3))
+    expected = toy_answer(first.prompt_ids, 3)
+    assert loop.tokens(first.key) == loop.tokens(again.key) == expected
+    hit = min(length // 64 * 64, length - 1) if length >= 64 else 0
+    assert (cached(loop, first), cached(loop, again)) == (0, hit)
+    assert loop.engine.tokens_computed - computed == length - hit + 2
+    loop.loop.check()
+
+
+def test_a_conversation_goes_on_from_its_last_answer(loops) -> None:
+    loop = loops(**CACHING)
+    first = run(loop, work("first", prompt_ids=numbers(60), max_tokens=80))
+    turn = (*first.prompt_ids, *loop.tokens(first.key), 7, 8, 9)
+    second = run(loop, work("second", prompt_ids=turn))
+    assert cached(loop, second) == 128
+    assert loop.tokens(second.key) == toy_answer(turn, 5)
+
+
+def test_prompts_that_part_share_what_comes_before(loops) -> None:
+    loop = loops(**CACHING)
+    for name in ("a", "b", "c"):
+        run(loop, work(name, prompt_ids=(*numbers(128), *numbers(100, ord(name)))))
+    loop.loop.check()
+    assert loop.engine.cells_used == 64 * (2 + 3)
+    back = run(loop, work("d", prompt_ids=(*numbers(128), *numbers(100, ord("b")))))
+    assert cached(loop, back) == 192
+
+
+def test_a_tenant_never_gets_anothers_cells(loops) -> None:
+    loop = loops(**CACHING)
+    run(loop, work("mine", prompt_ids=numbers(200), tenant="a"))
+    theirs = run(loop, work("theirs", prompt_ids=numbers(200), tenant="b"))
+    mine = run(loop, work("again", prompt_ids=numbers(200), tenant="a"))
+    assert (cached(loop, theirs), cached(loop, mine)) == (0, 192)
+
+
+@pytest.mark.parametrize("length", EDGES)
+def test_cached_blocks_are_handed_over_too(loops, length: int) -> None:
+    prefill, decode = loops(**CACHING), loops()
+    for name in ("cold", "warm"):
+        sink = Sink(prefill.engine.spec.layout.slot_bytes, 4)
+        job = work(name, prompt_ids=numbers(length))
+        prefill.loop.submit(replace(job, phase=Phase.PREFILL, sink=sink))
+        prefill.until(lambda job=job: bool(prefill.of(job.key, NewTokens)))
+        assert sink.order == list(range(-(-length // 64)))
+        first = tuple(prefill.tokens(job.key))
+        decode.loop.submit(
+            replace(job, phase=Phase.DECODE, answer_ids=first, blocks=sink.blocks(length))
+        )
+        decode.finish(job.key)
+        assert [*first, *decode.tokens(job.key)] == toy_answer(job.prompt_ids, 5)
+    assert cached(prefill, job) == (min(length // 64 * 64, length - 1) if length >= 64 else 0)
+    decode.is_idle()
+
+
+def test_live_work_gets_the_room_that_cached_prefixes_hold(loops) -> None:
+    loop = loops(**CACHING, kv_tokens=256)
+    for number in range(3):
+        run(loop, work(f"r{number}", prompt_ids=numbers(64, 1 + 64 * number)))
+    assert loop.engine.cells_used == 192
+    big = run(loop, work("big", prompt_ids=numbers(250, 300)))
+    assert loop.tokens(big.key) == toy_answer(big.prompt_ids, 5)
+    loop.loop.check()
+    assert loop.loop.load().kv_tokens_used == 0
+
+
+def test_cached_prefixes_give_way_while_a_sequence_grows(loops) -> None:
+    loop = loops(**CACHING, kv_tokens=256)
+    run(loop, work("old", prompt_ids=numbers(130)))
+    grown = run(loop, work("grows", prompt_ids=numbers(10, 500), max_tokens=240))
+    assert loop.tokens(grown.key) == toy_answer(grown.prompt_ids, 240)
+    loop.loop.check()
+
+
+def test_reports_tell_which_blocks_came_and_went(loops) -> None:
+    loop = loops(prefix_sequences=1)
+    first = run(loop, work("a", prompt_ids=numbers(130)))
+    hashes = block_hashes("", "toy", first.prompt_ids, 64)
+    run(loop, work("b", prompt_ids=numbers(70, 400)))
+    other = block_hashes("", "toy", numbers(70, 400), 64)
+    told = [(r.blocks_stored, r.blocks_removed) for r in loop.reports]
+    assert [t for t in told if any(t)] == [(hashes, ()), (other, hashes)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_traffic_gives_the_same_answers_with_a_cache(loops, seed: int) -> None:
+    rng = Random(seed)
+    loop = loops(prefix_sequences=rng.choice([1, 3, 8]), kv_tokens=700, max_sequences=4)
+    jobs = []
+    for number in range(40):
+        start, length = rng.choice([1, 1, 200]), rng.choice([1, *EDGES, 300])
+        prompt = (*numbers(min(length, 130), start), *numbers(max(0, length - 130), number))
+        job = work(f"r{number}", prompt_ids=prompt, max_tokens=rng.randint(1, 90))
+        loop.loop.submit(job)
+        jobs.append(job)
+        if rng.random() < 0.1:
+            loop.loop.abort(rng.choice(jobs).key)
+    for job in jobs:
+        loop.until(lambda job=job: bool(loop.ends(job.key)))
+        told = loop.tokens(job.key)
+        assert told == toy_answer(job.prompt_ids, job.stopping.max_tokens)[: len(told)]
+    assert loop.crash is None
+    assert sum(cached(loop, job) for job in jobs if loop.of(job.key, SequenceStarted)) > 0
+    loop.loop.check()
+    assert loop.loop.load().kv_tokens_used == 0

@@ -11,10 +11,11 @@ from diptych_contracts.ids import Incarnation, RequestId, transfer_id
 from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation
 from diptych_contracts.journal import Report
 from diptych_contracts.sampling import Sampling, Stopping
-from diptych_contracts.transfers import Reserve, Ticket
+from diptych_contracts.transfers import LinkEndpoint, Reserve, SlotRef, Ticket
 from diptych_kvlink.incoming import IncomingTransfers
+from diptych_kvlink.links import KINDS, SHM, LinkSettings, open_link
+from diptych_kvlink.port import LinkWriter
 from diptych_kvlink.presence import Presence
-from diptych_kvlink.shm import ShmWriter
 
 BLOCK_TOKENS = 4
 SLOT_BYTES = 6000
@@ -45,11 +46,24 @@ def generation(request: str, attempt: int = 1, budget_ms: int = 60_000) -> Gener
 
 @dataclass
 class Reader:
-    """A decode worker's transfers, and a writer that needs no thread."""
+    """A decode worker's transfers over every link, and a writer over one of them."""
 
     incoming: IncomingTransfers
-    directory: Path
-    links: list[ShmWriter] = field(default_factory=list)
+    settings: LinkSettings
+    kind: str
+    writer: Incarnation = WRITER
+    links: list[LinkWriter] = field(default_factory=list)
+
+    @property
+    def endpoint(self) -> LinkEndpoint:
+        return next(e for e in self.incoming.endpoints if e.kind == self.kind)
+
+    def quarantined(self, slots: int) -> int:
+        """How many of `slots` closed under a writer's hands the link has to keep back."""
+        return slots if self.kind == SHM else 0
+
+    def memory(self, ref: SlotRef) -> bytes:
+        return bytes(self.incoming._targets[0].view(ref.slot, SLOT_BYTES))
 
     def request(self, request: str = "r1", **changes: object) -> Reserve:
         attempt = changes.pop("attempt", 1)
@@ -58,7 +72,7 @@ class Reader:
             "transfer_id": transfer_id(RequestId(request), attempt),
             "generation": generation(request, attempt, budget_ms),
             "prefill_worker": WRITER,
-            "link": "shm",
+            "link": self.kind,
             "layout": LAYOUT,
             "fingerprint": FINGERPRINT,
         }
@@ -69,9 +83,16 @@ class Reader:
     ) -> Ticket:
         return self.incoming.reserve(self.request(request, **changes), tokens=tokens, now_s=now_s)
 
-    def link(self) -> ShmWriter:
-        self.links.append(ShmWriter(self.incoming.endpoints[0], self.directory))
+    def link(self) -> LinkWriter:
+        self.links.append(open_link(self.endpoint, writer=self.writer, settings=self.settings))
         return self.links[-1]
+
+    def put(self, ref: SlotRef, data: bytes, link: LinkWriter | None = None) -> None:
+        link = link or self.link()
+        buffer = link.buffer(ref)[: len(data)]
+        buffer[:] = data
+        link.send([(ref, buffer.toreadonly())])
+        link.confirm()
 
     def write(self, ticket: Ticket, *, tokens: int = 10) -> tuple[BlockDigest, ...]:
         link = self.link()
@@ -80,8 +101,7 @@ class Reader:
             left = tokens - index * BLOCK_TOKENS
             n_bytes = SLOT_BYTES if left >= BLOCK_TOKENS else 1500 * left
             data = block_bytes(ticket, index, n_bytes)
-            link.buffer(ref)[:n_bytes] = data
-            link.send(ref, n_bytes)
+            self.put(ref, data, link)
             checksum = xxhash.xxh3_64_intdigest(data)
             digests.append(BlockDigest(index=index, n_bytes=n_bytes, checksum=checksum))
         return tuple(digests)
@@ -104,8 +124,19 @@ def block_bytes(ticket: Ticket, index: int, n_bytes: int) -> bytes:
     return (stem * (n_bytes // len(stem) + 1))[:n_bytes]
 
 
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """The link that blocks cross; a test of one link overrides it."""
+    return str(request.param)
+
+
 @pytest.fixture
-def make_reader(tmp_path: Path) -> Iterator[Callable[..., Reader]]:
+def settings(tmp_path: Path) -> LinkSettings:
+    return LinkSettings(directory=tmp_path, stall_s=0.4)
+
+
+@pytest.fixture
+def make_reader(settings: LinkSettings, kind: str) -> Iterator[Callable[..., Reader]]:
     readers: list[Reader] = []
 
     def make(*, slots: int = 8, lease_s: float = 10.0) -> Reader:
@@ -114,10 +145,10 @@ def make_reader(tmp_path: Path) -> Iterator[Callable[..., Reader]]:
             slots=slots,
             lease_s=lease_s,
             name=f"decode-worker-{len(readers)}",
-            directory=tmp_path,
+            links=settings,
             fingerprint=FINGERPRINT,
         )
-        readers.append(Reader(incoming, tmp_path))
+        readers.append(Reader(incoming, settings, kind))
         return readers[-1]
 
     yield make

@@ -1,5 +1,6 @@
 import gc
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from diptych_contracts.jobs import BlockDigest
 from diptych_kvlink.presence import Presence
 
 Make = Callable[..., Any]
+only_shm = pytest.mark.parametrize("kind", ["shm"])
+only_tcp = pytest.mark.parametrize("kind", ["tcp"])
 
 
 def changed(block: BlockDigest, **changes: int) -> BlockDigest:
@@ -25,6 +28,14 @@ def changed(block: BlockDigest, **changes: int) -> BlockDigest:
 def written(reader: Any, request: str = "r1", *, tokens: int = 10, now_s: float = 0.0) -> Any:
     ticket = reader.reserve(request, tokens=tokens, now_s=now_s)
     return ticket, reader.job(ticket, reader.write(ticket, tokens=tokens))
+
+
+def until(look: Callable[[], Any]) -> Any:
+    give_up_s = time.monotonic() + 5
+    while not (found := look()):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    return found
 
 
 def test_blocks_arrive_as_they_were_written(reader: Any) -> None:
@@ -46,7 +57,9 @@ def test_blocks_arrive_as_they_were_written(reader: Any) -> None:
 
 def test_a_flipped_bit_fails_closed(reader: Any) -> None:
     ticket, job = written(reader)
-    reader.link().buffer(ticket.slots[1])[4321] ^= 1
+    spoiled = bytearray(reader.memory(ticket.slots[1]))
+    spoiled[4321] ^= 1
+    reader.put(ticket.slots[1], spoiled)
 
     with pytest.raises(Unverified, match="block 1 has checksum"):
         reader.incoming.claim(job, tokens=10, now_s=1.0)
@@ -54,7 +67,7 @@ def test_a_flipped_bit_fails_closed(reader: Any) -> None:
     with pytest.raises(Refused, match="failed") as caught:
         reader.incoming.claim(job, tokens=10, now_s=1.0)
     assert caught.value.reason == "unknown_ticket"
-    assert (reader.incoming.slots_used, reader.incoming.slots_quarantined) == (3, 3)
+    assert reader.incoming.slots_used == reader.incoming.slots_quarantined == reader.quarantined(3)
     reader.incoming.writer_stopped(ticket.transfer_id)
     assert reader.incoming.slots_used == 0
 
@@ -80,7 +93,7 @@ def test_blocks_that_are_not_the_tickets_fail_closed(reader: Any, spoil: Any) ->
     with pytest.raises(Unverified):
         reader.incoming.claim(spoiled, tokens=10, now_s=1.0)
 
-    assert reader.incoming.slots_quarantined == 3
+    assert reader.incoming.slots_quarantined == reader.quarantined(3)
 
 
 def test_a_claim_for_another_length_fails_closed(reader: Any) -> None:
@@ -160,7 +173,7 @@ def test_an_expired_ticket_cannot_be_claimed_and_its_slots_wait_for_the_writer(r
     with pytest.raises(Refused, match="deadline of state reserved passed"):
         reader.incoming.claim(job, tokens=10, now_s=10.0)
 
-    assert (reader.incoming.slots_used, reader.incoming.slots_quarantined) == (3, 3)
+    assert reader.incoming.slots_used == reader.incoming.slots_quarantined == reader.quarantined(3)
     reader.incoming.writer_stopped(ticket.transfer_id)
     assert reader.incoming.slots_used == 0
 
@@ -206,6 +219,7 @@ def test_a_slot_an_engine_still_reads_is_not_reused(make_reader: Make) -> None:
     assert reader.incoming.slots_used == 0
 
 
+@only_shm
 def test_a_late_write_cannot_hit_a_reused_slot(make_reader: Make) -> None:
     """A frozen writer woke up and overwrote blocks that belonged to another request by then."""
     reader = make_reader(slots=6)
@@ -239,7 +253,7 @@ def test_a_thawed_writer_that_asks_is_refused(reader: Any, end: str) -> None:
             reader.incoming.writer_stopped(ticket.transfer_id)
 
     with pytest.raises(Refused) as caught:
-        link.buffer(ticket.slots[0])
+        reader.put(ticket.slots[0], b"late", link)
     assert caught.value.reason == "unknown_ticket"
 
 
@@ -248,11 +262,12 @@ def test_a_ticket_the_reader_gives_up_waits_for_the_writer(reader: Any) -> None:
 
     reader.incoming.release(ticket.transfer_id)
 
-    assert reader.incoming.slots_quarantined == 3
+    assert reader.incoming.slots_quarantined == reader.quarantined(3)
     reader.incoming.writer_stopped(ticket.transfer_id)
     assert reader.incoming.slots_used == 0
 
 
+@only_shm
 def test_slots_of_a_lost_writer_are_free_once_it_is_proved_dead(
     reader: Any, writer_presence: Presence
 ) -> None:
@@ -269,6 +284,7 @@ def test_slots_of_a_lost_writer_are_free_once_it_is_proved_dead(
     assert reader.incoming.slots_used == 0
 
 
+@only_shm
 def test_a_dead_writer_is_noticed_without_being_told(
     reader: Any, writer_presence: Presence
 ) -> None:
@@ -282,6 +298,7 @@ def test_a_dead_writer_is_noticed_without_being_told(
     assert reader.incoming.slots_used == len(claimed.slots)
 
 
+@only_shm
 def test_a_writer_that_never_announced_itself_is_never_proved_dead(reader: Any) -> None:
     written(reader)
 
@@ -297,12 +314,13 @@ def test_slots_no_writer_ever_opened_are_free_soon_after_the_end(reader: Any) ->
     reader.reserve()
 
     assert reader.incoming.sweep(10.0) == ["r1.1"]
-    assert reader.incoming.slots_quarantined == 3
+    assert reader.incoming.slots_quarantined == reader.quarantined(3)
     assert reader.incoming.sweep(10.25) == []
 
     assert reader.incoming.slots_used == 0
 
 
+@only_shm
 def test_slots_the_writer_closed_are_free_though_its_release_was_lost(reader: Any) -> None:
     """Freeing once hung on one message from the peer (vllm-project/vllm #46283)."""
     ticket, _ = written(reader)
@@ -356,6 +374,65 @@ def test_an_unknown_link_is_refused(reader: Any) -> None:
     with pytest.raises(Refused) as caught:
         reader.reserve(link="rdma")
     assert caught.value.reason == "unsupported"
+
+
+@only_tcp
+def test_a_late_write_over_tcp_changes_no_byte_of_a_reused_slot(make_reader: Make) -> None:
+    reader = make_reader(slots=3)
+    ticket = reader.reserve("r1")
+    late = reader.link()
+    buffer = late.buffer(ticket.slots[0])
+    reader.incoming.sweep(10.0)
+    other, job = written(reader, "r2", now_s=10.0)
+    assert {ref.slot for ref in ticket.slots} == {ref.slot for ref in other.slots}
+
+    late.send([(ticket.slots[0], buffer)])
+    with pytest.raises(Refused, match="closed for generation 1"):
+        late.confirm()
+
+    blocks = reader.incoming.claim(job, tokens=10, now_s=11.0)
+    assert bytes(blocks[0].data).startswith(b"r2.1/0;")
+
+
+@only_tcp
+def test_a_writer_whose_connection_ended_loses_its_tickets_and_they_are_free_at_once(
+    reader: Any,
+) -> None:
+    ticket, _ = written(reader)
+    claimed, job = written(reader, "r2")
+    reader.incoming.claim(job, tokens=10, now_s=1.0)
+    assert reader.incoming.sweep(1.0) == []
+
+    while reader.links:
+        reader.links.pop().close()
+    ended = until(lambda: reader.incoming.sweep(1.0))
+
+    assert ended == [ticket.transfer_id]
+    assert reader.incoming.slots_used == len(claimed.slots)
+    assert reader.reserve("r3")
+    assert reader.incoming.sweep(1.0) == []
+
+
+def test_a_ticket_moves_to_another_link_and_the_first_one_is_closed(reader: Any) -> None:
+    first = reader.reserve()
+    link, reader.kind = reader.link(), "tcp" if reader.kind == "shm" else "shm"
+
+    second = reader.reserve(now_s=1.0)
+
+    assert second.slots == first.slots
+    assert second.endpoint.kind == reader.kind
+    with pytest.raises(Refused):
+        reader.put(first.slots[0], b"x" * 6000, link)
+    job = reader.job(second, reader.write(second))
+    assert len(reader.incoming.claim(job, tokens=10, now_s=2.0)) == 3
+
+
+def test_all_links_share_one_memory(reader: Any) -> None:
+    shm, tcp = reader.incoming._targets
+    ticket, _ = written(reader)
+
+    for ref in ticket.slots:
+        assert bytes(shm.view(ref.slot, 6000)) == bytes(tcp.view(ref.slot, 6000)) != bytes(6000)
 
 
 def test_ids_nobody_knows_change_nothing(reader: Any) -> None:

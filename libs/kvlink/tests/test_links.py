@@ -1,45 +1,64 @@
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from diptych_contracts.errors import Incompatible
+from diptych_contracts.errors import Incompatible, Permanent
 from diptych_contracts.ids import Incarnation
-from diptych_kvlink.links import KINDS, choose, open_link, open_target
+from diptych_kvlink.links import LinkSettings, open_link, open_targets
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.writer_links import WriterLinks
 
+SHAPE = PoolShape(slots=2, slot_bytes=6000)
 NAME = Incarnation("prefill-worker-a1")
 
 
-def test_an_unknown_kind_is_incompatible(reader: Any, tmp_path: Path) -> None:
-    endpoint = msgspec.structs.replace(reader.incoming.endpoints[0], kind="rdma")
+def test_an_unknown_kind_of_endpoint_is_incompatible(reader: Any, settings: LinkSettings) -> None:
+    endpoint = msgspec.structs.replace(reader.endpoint, kind="rdma")
 
-    with pytest.raises(Incompatible, match="unknown kind of KV link 'rdma': expected shm"):
-        open_link(endpoint, directory=tmp_path)
-    with pytest.raises(Incompatible, match="rdma"):
-        open_target("rdma", name="x", shape=PoolShape(1, 1), directory=tmp_path)
+    with pytest.raises(Incompatible, match="unknown kind of KV link 'rdma': expected shm or tcp"):
+        open_link(endpoint, writer=NAME, settings=settings)
 
 
-def test_the_first_common_kind_is_chosen(reader: Any) -> None:
-    shm = reader.incoming.endpoints[0]
-    rdma = msgspec.structs.replace(shm, kind="rdma")
-
-    assert KINDS == ("shm",)
-    assert choose([rdma, shm]) == shm
-    assert choose([rdma, shm], wanted="shm") == shm
-    with pytest.raises(Incompatible, match="expected tcp, offered rdma, shm"):
-        choose([rdma, shm], wanted="tcp")
-    with pytest.raises(Incompatible, match="offered none"):
-        choose([])
+@pytest.mark.parametrize("kinds", [(), ("shm", "rdma")])
+def test_unknown_kinds_stop_the_start(kinds: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(Permanent, match="expected shm or tcp"):
+        open_targets(LinkSettings(kinds=kinds, directory=tmp_path), name="x", shape=SHAPE)
 
 
-async def test_a_writers_links_carry_a_transfer(reader: Any, tmp_path: Path) -> None:
-    links = WriterLinks(NAME, directory=tmp_path, clock=lambda: 0.0)
+def test_links_are_offered_in_the_order_they_are_named(tmp_path: Path) -> None:
+    settings = LinkSettings(kinds=("tcp", "shm"), directory=tmp_path)
+    targets = open_targets(settings, name="x", shape=SHAPE)
+    assert [target.endpoint.kind for target in targets] == ["tcp", "shm"]
+    for target in targets:
+        target.close()
+
+
+def test_tcp_alone_needs_no_shared_memory(tmp_path: Path) -> None:
+    settings = LinkSettings(kinds=("tcp",), directory=tmp_path / "absent")
+    (target,) = open_targets(settings, name="x", shape=SHAPE)
+    WriterLinks(NAME, settings=settings).close()
+    assert bytes(target.view(1, 6000)) == bytes(6000)
+    target.close()
+
+
+def test_a_port_in_use_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Permanent, match=f"cannot listen on 127.0.0.1:{port} for KV: Address"):
+            open_targets(LinkSettings(directory=tmp_path, port=port), name="x", shape=SHAPE)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_writers_links_carry_a_transfer(
+    reader: Any, settings: LinkSettings, tmp_path: Path
+) -> None:
+    links = WriterLinks(NAME, settings=settings, clock=lambda: 0.0)
     ticket = reader.reserve(tokens=4)
-    transfer = links.transfer(ticket, sent_s=0.0)
+    transfer = await links.transfer(ticket, sent_s=0.0)
     transfer.buffer(0)[:] = b"k" * 6000
     transfer.written(0, 6000)
 
@@ -52,17 +71,18 @@ async def test_a_writers_links_carry_a_transfer(reader: Any, tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["diptych-kv-decode-worker-0"]
 
 
-def test_a_vanished_readers_memory_is_let_go(make_reader: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["shm"])
+def test_a_vanished_readers_memory_is_let_go(make_reader: Any, settings: LinkSettings) -> None:
     """Decoders once kept a dead peer's 67 GiB mapped (vllm-project/vllm #58063)."""
     first, second = make_reader(), make_reader()
-    links = WriterLinks(NAME, directory=tmp_path)
+    links = WriterLinks(NAME, settings=settings)
     link = links.open(first.incoming.endpoints[0])
     assert links.open(first.incoming.endpoints[0]) is link
 
     first.incoming.close()
     links.open(second.incoming.endpoints[0])
 
+    links.leave(second.incoming.endpoints[0])
+    links.close()
     maps = Path("/proc/self/maps").read_text()
     assert str(first.incoming.endpoints[0].address) not in maps
-    assert str(second.incoming.endpoints[0].address) in maps
-    links.close()

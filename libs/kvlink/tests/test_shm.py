@@ -9,7 +9,7 @@ import pytest
 from diptych_contracts.errors import Incompatible, Permanent, Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import SlotRef
-from diptych_kvlink.lockfile import boot_id, create_locked, is_abandoned, sweep_leftovers
+from diptych_kvlink.lockfile import create_locked, host_id, is_abandoned, sweep_leftovers
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.presence import Presence, Witness
 from diptych_kvlink.shm import ShmPool, ShmWriter
@@ -31,7 +31,7 @@ def test_the_file_is_private_and_says_where_it_is(pool: ShmPool, tmp_path: Path)
     assert path.name == "diptych-kv-decode-worker-1"
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_size == SHAPE.total_bytes == 4096 + 3 * 8192
-    assert pool.endpoint.host == boot_id()
+    assert pool.endpoint.host == host_id(tmp_path)
 
 
 def test_bytes_written_by_one_map_are_read_by_the_other(pool: ShmPool, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_bytes_written_by_one_map_are_read_by_the_other(pool: ShmPool, tmp_path:
     buffer = writer.buffer(SlotRef(slot=1, generation=7))
     buffer[:3] = b"abc"
     buffer[-1] = 9
-    writer.send(SlotRef(slot=1, generation=7), len(buffer))
+    writer.send([(SlotRef(slot=1, generation=7), buffer)])
 
     assert bytes(pool.view(1, 4)) == b"abc\0"
     assert pool.view(1, 5000)[4999] == 9
@@ -64,7 +64,7 @@ def test_a_slot_that_is_not_the_writers_is_refused(
     with pytest.raises(Refused):
         writer.buffer(ref)
     with pytest.raises(Refused):
-        writer.send(ref, 1)
+        writer.send([(ref, memoryview(b"x"))])
     writer.close()
 
 

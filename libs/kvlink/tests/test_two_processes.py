@@ -1,4 +1,4 @@
-"""A real writer process and a real reader, over shared memory."""
+"""A real writer process and a real reader, over every link."""
 
 import json
 import os
@@ -6,17 +6,21 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diptych_contracts.errors import LinkBroken
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import BlockDigest
-from diptych_contracts.transfers import Ticket
-from diptych_contracts.wire import encode
+from diptych_contracts.transfers import LinkEndpoint, SlotRef, Ticket
+from diptych_contracts.wire import decode, encode
 from diptych_kvlink.lockfile import sweep_leftovers
+from diptych_kvlink.tcp_writer import TcpWriter
 
 WRITER = Incarnation("prefill-worker-a1")
 
@@ -25,13 +29,17 @@ WRITER_PROGRAM = textwrap.dedent(
     import asyncio, json, pathlib, sys, time
     from diptych_contracts.transfers import Ticket
     from diptych_contracts.wire import decode
+    from diptych_kvlink.links import LinkSettings
+    from diptych_kvlink.tcp_wire import pack_batch
     from diptych_kvlink.writer_links import WriterLinks
 
-    links = WriterLinks(sys.argv[1], directory=pathlib.Path(sys.argv[2]))
+    settings = LinkSettings(directory=pathlib.Path(sys.argv[2]), stall_s=0.4)
+    links = WriterLinks(sys.argv[1], settings=settings)
     print("ready", flush=True)
 
     async def serve(hexed):
-        transfer = links.transfer(decode(bytes.fromhex(hexed), Ticket), sent_s=time.monotonic())
+        ticket = decode(bytes.fromhex(hexed), Ticket)
+        transfer = await links.transfer(ticket, sent_s=time.monotonic())
         for index in range(transfer.blocks):
             data = bytes([index + 1]) * 6000
             transfer.buffer(index)[:] = data
@@ -41,13 +49,37 @@ WRITER_PROGRAM = textwrap.dedent(
         return [[d.index, d.n_bytes, d.checksum] for d in digests]
 
     for line in sys.stdin:
-        if line.startswith("hold "):
+        if line.startswith("half "):
             ticket = decode(bytes.fromhex(line[5:]), Ticket)
-            held = links.transfer(ticket, sent_s=time.monotonic())
+            link = links.open(ticket.endpoint)
+            link.connect()
+            head = pack_batch(1, [(ticket.slots[0], 6000)])
+            link._stream.send_all([head, bytes(3000)])
+            print(3000, flush=True)
+        elif line.startswith("hold "):
+            ticket = decode(bytes.fromhex(line[5:]), Ticket)
+            held = asyncio.run(links.transfer(ticket, sent_s=time.monotonic()))
             print(len(held.buffer(0)), flush=True)
         else:
             print(json.dumps(asyncio.run(serve(line))), flush=True)
     links.close()
+    """
+)
+
+READER_PROGRAM = textwrap.dedent(
+    """
+    import pathlib, sys, time
+    from diptych_contracts.wire import encode
+    from diptych_kvlink.links import LinkSettings, open_targets
+    from diptych_kvlink.pool_file import PoolShape
+
+    settings = LinkSettings(kinds=("tcp",), directory=pathlib.Path(sys.argv[1]))
+    (target,) = open_targets(settings, name="decode-worker-1", shape=PoolShape(40, 1_000_000))
+    for slot in range(40):
+        target.admit(slot, 1, "prefill-worker-a1")
+    print("ready", flush=True)
+    print(encode(target.endpoint).hex(), flush=True)
+    time.sleep(60)
     """
 )
 
@@ -117,6 +149,7 @@ def test_blocks_cross_from_one_process_to_another(
     assert reader.incoming.slots_used == 0
 
 
+@pytest.mark.parametrize("kind", ["shm"])
 def test_a_frozen_writer_keeps_its_slots_in_quarantine_and_a_killed_one_does_not(
     reader: Any, writer: subprocess.Popen[str]
 ) -> None:
@@ -135,6 +168,7 @@ def test_a_frozen_writer_keeps_its_slots_in_quarantine_and_a_killed_one_does_not
     assert reader.incoming.slots_used == 0
 
 
+@pytest.mark.parametrize("kind", ["shm"])
 def test_a_writer_that_leaves_properly_is_seen_to_be_gone(
     reader: Any, writer: subprocess.Popen[str]
 ) -> None:
@@ -146,6 +180,65 @@ def test_a_writer_that_leaves_properly_is_seen_to_be_gone(
 
     assert reader.incoming.sweep(1.0) == [ticket.transfer_id]
     assert reader.incoming.slots_used == 0
+
+
+@pytest.mark.parametrize("kind", ["tcp"])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_tcp_writer_killed_or_frozen_in_mid_block_frees_its_slots_and_harms_nobody(
+    reader: Any, writer: subprocess.Popen[str], end: signal.Signals
+) -> None:
+    ticket, other = reader.reserve("r1", tokens=12), reader.reserve("r2", tokens=12)
+    assert ask(writer, "half " + encode(ticket).hex()) == 3000
+    began_s = time.monotonic()
+    os.kill(writer.pid, end)
+
+    ended: list[str] = []
+    while not ended:
+        ended = reader.incoming.sweep(1.0)
+        assert time.monotonic() - began_s < 5
+
+    assert set(ended) == {ticket.transfer_id, other.transfer_id}
+    assert reader.incoming.slots_used == 0
+    again = reader.reserve("r3", tokens=10, prefill_worker=Incarnation("prefill-worker-b2"))
+    reader.writer = Incarnation("prefill-worker-b2")
+    digests = reader.write(again)
+    if end is signal.SIGSTOP:
+        os.kill(writer.pid, signal.SIGCONT)
+    job = reader.job(again, digests, prefill_worker=reader.writer)
+    assert len(reader.incoming.claim(job, tokens=10, now_s=2.0)) == 3
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_a_tcp_reader_killed_or_frozen_fails_the_transfer_in_time(
+    tmp_path: Path, end: signal.Signals, when: str
+) -> None:
+    child = start(READER_PROGRAM, tmp_path)
+    assert child.stdout is not None
+    endpoint = decode(bytes.fromhex(child.stdout.readline()), LinkEndpoint)
+    link = TcpWriter(endpoint, WRITER, stall_s=0.5)
+    block = memoryview(bytes(1_000_000))
+    blocks = [(SlotRef(slot=slot, generation=1), block) for slot in range(40)]
+    link.send(blocks)
+    link.confirm()
+    killing = threading.Timer(0.0 if when == "before" else 0.05, os.kill, (child.pid, end))
+    killing.start()
+    if when == "before":
+        killing.join()
+
+    with pytest.raises(LinkBroken):
+        send_for_ever(link, blocks)
+
+    killing.join()
+    stop(child)
+    link.close()
+
+
+def send_for_ever(link: TcpWriter, blocks: list[tuple[SlotRef, memoryview]]) -> None:
+    give_up_s = time.monotonic() + 10
+    while time.monotonic() < give_up_s:
+        link.send(blocks)
+        link.confirm()
 
 
 def test_what_a_killed_worker_leaves_is_swept(tmp_path: Path) -> None:

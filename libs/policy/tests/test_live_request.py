@@ -4,7 +4,8 @@ import pytest
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import Assignment, Mode, RecordState, RequestRecord
-from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, overdue
+from diptych_policy.attendance import Attendance
+from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
 from diptych_policy.journal import RequestView
 from diptych_policy.live_request import LiveRequest, Stage
 from diptych_testkit.builders import GATEWAY, REQUEST, a_request, tokens
@@ -31,6 +32,7 @@ def a_live_request(stage: Stage, **changes: object) -> LiveRequest:
         since_s=0.0,
         arrived_s=0.0,
         progress_s=0.0,
+        attendance=Attendance(grace_s=0.0),
     )
     assert list(live.broken_invariants()) == []
     return live
@@ -102,3 +104,13 @@ def test_the_total_deadline_comes_first() -> None:
     assert overdue(live, now_s=0, unix_ms=1_000_000, end_again_s=2.0) == Expire(
         "the total deadline passed"
     )
+
+
+def test_an_orphan_is_overdue_once_its_grace_is_over() -> None:
+    live = a_live_request(Stage.QUEUED)
+    live.attendance.grace_s = 30.0
+    live.attendance.unread(now_s=10.0)
+    assert overdue(live, now_s=39.9, unix_ms=0, end_again_s=2.0) is None
+    assert overdue(live, now_s=40.0, unix_ms=0, end_again_s=2.0) == Unread()
+    live.to(Stage.ENDING, now_s=40.0)
+    assert overdue(live, now_s=41.0, unix_ms=0, end_again_s=2.0) is None

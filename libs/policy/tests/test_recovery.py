@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from diptych_contracts.fleet import Role
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import (
     GenerateJob,
     JobAccepted,
@@ -21,6 +21,7 @@ from diptych_policy.journal import JournalPart
 from diptych_policy.lifecycle import (
     AdoptRecord,
     Announce,
+    AnswersAttended,
     CancelWork,
     CreateRecord,
     Effect,
@@ -28,6 +29,7 @@ from diptych_policy.lifecycle import (
     Event,
     JobAnswered,
     Journalled,
+    MemberWasFound,
     MemberWasLost,
     PublishEnd,
     PublishFence,
@@ -359,6 +361,67 @@ def test_a_dead_gateways_requests_are_cancelled(running: Case) -> None:
     assert running.ledger.gateways() == {GATEWAY}
     end = only(PublishEnd, running.lose(GATEWAY)).end
     assert end.reason is EndReason.CANCELLED
+
+
+def orphaned(case: Case, **intent: bool) -> Case:
+    """A running request whose gateway is gone."""
+    case.join(P1, D1)
+    case.accept(a_request(**intent))
+    assert none(PublishEnd, case.lose(GATEWAY))
+    return case
+
+
+def wait_running(case: Case, seconds: float) -> list[Effect]:
+    """Let time pass while tokens keep coming."""
+    effects: list[Effect] = []
+    for _ in range(round(seconds)):
+        index = len(case.ledger._live[REQUEST].view.token_ids) if REQUEST in case.ledger else 0
+        effects += case.hear(tokens(4, index=index))
+        effects += case.wait(1.0)
+    return effects
+
+
+def test_a_dead_gateways_request_with_resume_intent_is_cancelled_after_its_grace(
+    case: Case,
+) -> None:
+    orphaned(case, resume=True)
+    assert none(PublishEnd, wait_running(case, 29))
+    assert none(PublishEnd, case.lose(GATEWAY))
+    end = only(PublishEnd, wait_running(case, 2)).end
+    assert (end.reason, end.detail) == (EndReason.CANCELLED, f"{GATEWAY} is gone")
+
+
+def test_a_reader_at_another_gateway_keeps_an_orphan_alive(case: Case) -> None:
+    orphaned(case, resume=True)
+    for _ in range(5):
+        assert none(PublishEnd, wait_running(case, 20))
+        case.tell(AnswersAttended((RequestId("other"), REQUEST)))
+    assert none(PublishEnd, wait_running(case, 29))
+    assert only(PublishEnd, wait_running(case, 2)).end.reason is EndReason.CANCELLED
+
+
+def test_a_background_request_outlives_its_gateway(case: Case) -> None:
+    orphaned(case, background=True)
+    assert none(PublishEnd, wait_running(case, 120))
+    case.hear(an_end(tokens=120))
+    assert len(case.ledger) == 0
+
+
+def test_a_gateway_that_was_only_frozen_knows_its_readers(case: Case) -> None:
+    orphaned(case, resume=True)
+    wait_running(case, 20)
+    case.tell(MemberWasFound(GATEWAY))
+    assert none(PublishEnd, wait_running(case, 60))
+
+
+def test_an_orphan_adopted_by_another_scheduler_has_its_grace_there(case: Case) -> None:
+    request = a_request(resume=True)
+    record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER)
+    case.join(P1, D1)
+    adopt(case, record, tokens(4), started(D1), request=request)
+    assert none(PublishEnd, case.lose(GATEWAY))
+    assert none(PublishEnd, wait_running(case, 29))
+    assert only(PublishEnd, wait_running(case, 2)).end.reason is EndReason.CANCELLED
 
 
 def test_no_first_token_in_time_expires_and_says_why(case: Case) -> None:

@@ -1,13 +1,17 @@
+from typing import Literal
+
 import msgspec
 import pytest
 
+from diptych_contracts.blocks import BlocksChanged
 from diptych_contracts.cards import Fingerprint
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import Assignment, Forced, Mode, PriorityClass
 from diptych_policy.fleet import Fleet
 from diptych_policy.ordering import order_key
-from diptych_policy.routing import Demand, Unplaced, choose
+from diptych_policy.prefixes import PromptBlocks
+from diptych_policy.routing import Demand, Unplaced, choose, links_between
 from diptych_testkit.builders import MODEL, a_load, a_worker
 
 
@@ -59,6 +63,50 @@ def test_workers_that_cannot_share_kv_are_not_paired() -> None:
     for prefill in (other_model, other_host):
         placed = choose(demand(), a_fleet(prefill, D1))
         assert placed == Assignment(mode=Mode.LOCAL, decode=D1.worker)
+
+
+def over(worker: WorkerRegistration, *kinds: str, host: str = "host-1") -> WorkerRegistration:
+    """`worker` on `host`, offering links of `kinds`; its tcp is open to every host."""
+    (shm,) = worker.endpoints
+    hosts = {"shm": host, "tcp": "", "loopback": host}
+    endpoints = tuple(
+        msgspec.structs.replace(shm, kind=kind.replace("loopback", "tcp"), host=hosts[kind])
+        for kind in kinds
+    )
+    return msgspec.structs.replace(worker, endpoints=endpoints, host=host)
+
+
+def test_the_fastest_link_that_reaches_and_both_speak_is_taken() -> None:
+    p1, d1 = over(P1, "shm", "tcp"), over(D1, "shm", "tcp")
+    afar = over(P1, "shm", "tcp", host="host-2")
+    assert links_between(p1, d1) == ["shm", "tcp"]
+    assert links_between(afar, d1) == ["tcp"]
+    assert links_between(p1, over(D1, "tcp", "shm")) == ["tcp", "shm"]
+    assert links_between(over(P1, "tcp"), d1) == ["tcp"]
+    assert links_between(over(P1, "shm"), over(D1, "tcp")) == []
+
+
+def test_a_listener_on_loopback_is_not_reached_from_another_host() -> None:
+    d1 = over(D1, "shm", "loopback")
+    assert links_between(over(P1, "tcp"), d1) == ["tcp"]
+    assert links_between(over(P1, "tcp", host="host-2"), d1) == []
+
+
+def test_an_assignment_names_the_link_to_fall_back_to() -> None:
+    fleet = a_fleet(over(P1, "shm", "tcp"), over(D1, "shm", "tcp"))
+    placed = choose(demand(), fleet)
+    assert isinstance(placed, Assignment)
+    assert (placed.link, placed.next_link) == ("shm", "tcp")
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+def test_a_forced_link_is_taken_and_nothing_else(link: Literal["shm", "tcp"]) -> None:
+    fleet = a_fleet(over(P1, "shm", "tcp"), over(D1, "shm", "tcp"))
+    placed = choose(demand(forced=Forced(link=link)), fleet)
+    assert isinstance(placed, Assignment)
+    assert (placed.link, placed.next_link) == (link, None)
+    forced = Forced(mode=Mode.REMOTE, link="tcp")
+    assert isinstance(choose(demand(forced=forced), a_fleet(P1, D1)), Unplaced)
 
 
 def test_the_least_loaded_is_chosen_and_ties_rotate() -> None:
@@ -124,3 +172,80 @@ def test_classes_are_served_in_order_and_each_first_come_first_served() -> None:
         order_key(PriorityClass.INTERACTIVE, 2),
     ]
     assert sorted(keys) == [keys[3], keys[1], keys[2], keys[0]]
+
+
+LONG = tuple(range(300))
+
+
+def has_cached(fleet: Fleet, worker: WorkerRegistration, n_tokens: int, tenant: str = "t") -> None:
+    prompt = PromptBlocks(tenant, LONG[:n_tokens])
+    stored = prompt.hashes(worker.fingerprint.base, worker.layout.block_tokens)
+    fleet.blocks.changed(BlocksChanged(worker=worker.worker, event_id=1, stored=stored))
+
+
+def prefill_of(fleet: Fleet, tenant: str = "t") -> Incarnation:
+    prompt = PromptBlocks(tenant, LONG)
+    placed = choose(demand(prompt_tokens=len(LONG), prompt=prompt), fleet)
+    assert isinstance(placed, Assignment)
+    assert placed.prefill is not None
+    return placed.prefill
+
+
+@pytest.mark.parametrize(("warm", "cold"), [(P1, P2), (P2, P1)])
+def test_the_longest_overlap_attracts(warm: WorkerRegistration, cold: WorkerRegistration) -> None:
+    fleet = a_fleet(P1, P2, D1)
+    has_cached(fleet, cold, 64)
+    has_cached(fleet, warm, 192)
+    assert prefill_of(fleet) == warm.worker
+
+
+def test_a_queue_longer_than_the_overlap_saves_turns_it_away() -> None:
+    fleet = a_fleet(P1, P2, D1)
+    has_cached(fleet, P2, 256)
+    fleet.report(a_load("p2", waiting_tokens=255))
+    assert prefill_of(fleet) == P2.worker
+    fleet.report(a_load("p2", waiting_tokens=257))
+    assert prefill_of(fleet) == P1.worker
+
+
+def test_a_hot_prefix_spreads_when_its_worker_is_busy() -> None:
+    fleet = a_fleet(P1, P2, D1)
+    has_cached(fleet, P1, 256)
+    chosen = []
+    for _ in range(14):
+        worker = prefill_of(fleet)
+        chosen.append(worker)
+        prompt = PromptBlocks("t", LONG)
+        to_compute = fleet.prefill_tokens(worker, prompt, len(LONG))
+        fleet.assign(worker, 0, prefill_tokens=to_compute)
+        fleet.unassign(worker, 0)
+    assert chosen[:6] == [P1.worker] * 6
+    assert P2.worker in chosen
+    assert chosen.count(P1.worker) > chosen.count(P2.worker)
+
+
+def test_another_tenants_overlap_counts_for_nothing() -> None:
+    fleet = a_fleet(P1, P2, D1)
+    has_cached(fleet, P1, 256, tenant="other")
+    fleet.report(a_load("p1", waiting_tokens=1))
+    assert prefill_of(fleet) == P2.worker
+
+
+def test_a_worker_that_is_gone_is_forgotten() -> None:
+    fleet = a_fleet(P1, P2, D1)
+    has_cached(fleet, P1, 256)
+    prompt = PromptBlocks("t", LONG)
+    assert fleet.prefill_tokens(P1.worker, prompt, 300) == 44
+    assert fleet.prefill_tokens(P2.worker, prompt, 300) == 300
+    fleet.unregister(P1.worker)
+    assert P1.worker not in fleet.blocks
+    assert fleet.prefill_tokens(P1.worker, prompt, 300) == 300
+
+
+def test_prefill_work_that_was_given_counts_until_it_is_done() -> None:
+    fleet = a_fleet(P1, P2, D1)
+    fleet.assign(P1.worker, 50, prefill_tokens=10)
+    (busy, idle) = fleet.usable(MODEL, Role.PREFILL)
+    assert (busy.prefill_backlog_tokens, idle.prefill_backlog_tokens) == (10, 0)
+    fleet.unassign(P1.worker, 50, prefill_tokens=10)
+    assert (busy.prefill_backlog_tokens, busy.assigned_tokens) == (0, 0)

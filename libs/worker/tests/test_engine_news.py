@@ -5,9 +5,9 @@ import pytest
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
 from diptych_bus.port import JournalItem
-from diptych_contracts.errors import Refused
+from diptych_contracts.errors import DiptychError, Expired, Refused
 from diptych_contracts.ids import Incarnation
-from diptych_contracts.jobs import GenerateJob, Job, PrefillJob
+from diptych_contracts.jobs import GenerateJob, Job, PrefillJob, RefusalReason
 from diptych_contracts.journal import AttemptFailed, EndReason, JournalEntry, TokenFrame
 from diptych_engine.port import (
     NewTokens,
@@ -21,6 +21,7 @@ from diptych_engine.port import (
 from diptych_power.sim import SimulatedDevice
 from diptych_testkit.builders import GATEWAY, a_generation, tokens
 from diptych_testkit.toy_engine import ToyStepEngine
+from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.metering import WorkerMetrics
@@ -36,7 +37,10 @@ class Room:
         self.bus = bus
         self.now_s = 0.0
         metrics = WorkerMetrics("toy", ToyStepEngine().spec)
-        self.news = EngineNews(bus, ME, SimulatedDevice(), metrics, now_s=lambda: self.now_s)
+        self.blocks = AnnouncedBlocks(bus, ME)
+        self.news = EngineNews(
+            bus, ME, SimulatedDevice(), metrics, blocks=self.blocks, now_s=lambda: self.now_s
+        )
         self.journal: list[tuple[Incarnation, JournalEntry]] = []
 
     async def follow(self) -> None:
@@ -153,10 +157,26 @@ async def test_news_of_strangers_is_ignored(room: Room) -> None:
     assert room.journal == []
 
 
-async def test_a_failure_is_told_to_the_owner(room: Room) -> None:
+@pytest.mark.parametrize(
+    ("err", "worker", "reason"),
+    [
+        (Refused("no_room", "full", by="d1"), "d1", "no_room"),
+        (Refused("unverified_kv"), ME, "unverified_kv"),
+        (Expired("too late"), ME, "Expired"),
+    ],
+)
+async def test_a_failure_names_who_could_not_go_on(
+    err: DiptychError, worker: str, reason: str, room: Room
+) -> None:
     attempt = room.add(generate())
-    room.news.fail(attempt, "unverified_kv", "checksum")
+    room.news.fail(attempt, err)
     await room.bus.flush(1)
     ((_, failed),) = room.journal
     assert isinstance(failed, AttemptFailed)
-    assert (failed.worker, failed.reason, failed.retryable) == (ME, "unverified_kv", True)
+    assert (failed.worker, failed.reason) == (worker, reason)
+
+
+async def test_a_cancel_is_no_failure(room: Room) -> None:
+    room.news.fail(room.add(generate()), Refused(RefusalReason.CANCELLED))
+    await room.bus.flush(1)
+    assert room.journal == []

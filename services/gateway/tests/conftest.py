@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import httpx
+import openresponses_types
 import pytest
 
 from diptych_bus.memory import MemoryBroker
@@ -137,6 +138,25 @@ class Stack:
     base_url: str
     broker: MemoryBroker
 
+    async def respond(self, **changes: Any) -> httpx.Response:
+        return await self.client.post("/v1/responses", json=self.asked(**changes))
+
+    def asked(self, **changes: Any) -> dict[str, Any]:
+        return {"model": "tiny", "input": "Hello", **changes}
+
+    async def read(
+        self, path: str, after: int = -1, client: httpx.AsyncClient | None = None
+    ) -> list[tuple[str | None, Any]]:
+        """A whole stream of events by GET."""
+        params = {"stream": "true"} | ({} if after < 0 else {"starting_after": str(after)})
+        response = await (client or self.client).get(path, params=params)
+        assert response.status_code == 200, response.text
+        return parse_events(response.text)
+
+    def another(self, name: str, **settings: Any) -> Any:
+        """A second gateway on the same bus, inside an `async with`: its client."""
+        return another_gateway(self.broker, name, **settings)
+
     async def chat(self, **changes: Any) -> httpx.Response:
         return await self.client.post("/v1/chat/completions", json=self.body(**changes))
 
@@ -190,6 +210,26 @@ async def echo_hello(fleet: Fleet, request: Request) -> None:
 
 
 @asynccontextmanager
+async def another_gateway(
+    broker: MemoryBroker, name: str, **settings: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    member = Member(
+        service="gateway", incarnation=Incarnation(name), bus=broker.connect(name), rng=Random(8)
+    )
+    with ThreadPoolExecutor(1) as executor:
+        gateway = assemble(member, GatewaySettings(port=0, **settings), executor)
+        async with asyncio.TaskGroup() as tasks:
+            life = tasks.create_task(gateway.run())
+            await until(lambda: member.vitals.readiness.ready and gateway.server.started)
+            url = f"http://127.0.0.1:{gateway.server.port}"
+            async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+                yield client
+            member.stopping.set()
+            await life
+    await member.bus.close()
+
+
+@asynccontextmanager
 async def running(script: Script, **settings: Any) -> AsyncIterator[Stack]:
     broker = MemoryBroker()
     rng = Random(7)
@@ -216,6 +256,60 @@ async def running(script: Script, **settings: Any) -> AsyncIterator[Stack]:
 @pytest.fixture
 def run_stack() -> Any:
     return running
+
+
+@pytest.fixture
+def conforms() -> Callable[[Any], None]:
+    """Raises unless a response object or event is, strictly, what Open Responses says."""
+    return check_conformity
+
+
+EVENT_TYPES = {
+    name: getattr(openresponses_types, kind)
+    for name, kind in {
+        "response.created": "ResponseCreatedStreamingEvent",
+        "response.in_progress": "ResponseInProgressStreamingEvent",
+        "response.output_item.added": "ResponseOutputItemAddedStreamingEvent",
+        "response.content_part.added": "ResponseContentPartAddedStreamingEvent",
+        "response.output_text.delta": "ResponseOutputTextDeltaStreamingEvent",
+        "response.output_text.done": "ResponseOutputTextDoneStreamingEvent",
+        "response.content_part.done": "ResponseContentPartDoneStreamingEvent",
+        "response.output_item.done": "ResponseOutputItemDoneStreamingEvent",
+        "response.completed": "ResponseCompletedStreamingEvent",
+        "response.incomplete": "ResponseIncompleteStreamingEvent",
+        "response.failed": "ResponseFailedStreamingEvent",
+    }.items()
+}
+OURS = {"usage.diptych", "response.usage.diptych", "stream_id"}
+"""What we add: everything else must be known to the schema."""
+
+
+def check_conformity(data: Any) -> None:
+    kind = EVENT_TYPES.get(data.get("type"))
+    if data.get("type") == "error":
+        by_socket = "status" in data
+        kind = (
+            openresponses_types.WebSocketErrorEvent
+            if by_socket
+            else (openresponses_types.ErrorStreamingEvent)
+        )
+    parsed = (kind or openresponses_types.ResponseResource).model_validate_json(
+        json.dumps(data), strict=True
+    )
+    assert set(unknown(data, parsed.model_dump(mode="json"))) <= OURS
+
+
+def unknown(data: Any, known: Any, at: str = "") -> Any:
+    if isinstance(data, dict) and isinstance(known, dict):
+        for key, value in data.items():
+            path = f"{at}.{key}".lstrip(".")
+            if key in known:
+                yield from unknown(value, known[key], path)
+            else:
+                yield path
+    elif isinstance(data, list) and isinstance(known, list):
+        for ours, theirs in zip(data, known, strict=True):
+            yield from unknown(ours, theirs, at)
 
 
 @pytest.fixture

@@ -137,6 +137,11 @@ def test_a_lone_surrogate_is_called_by_its_name() -> None:
         decode(BAD_BYTES[8])
 
 
+@pytest.mark.parametrize("link", ["shm", "tcp", None])
+def test_a_link_can_be_forced(link: str | None) -> None:
+    assert call(diptych={"link": link}).forced.link == link
+
+
 def test_values_that_ask_for_nothing_are_accepted() -> None:
     for name, allowed in HARMLESS.items():
         for value in (None, *allowed):

@@ -67,9 +67,7 @@ async def test_a_bug_in_a_handler_is_a_500_with_an_id() -> None:
         raise KeyError("secret")
 
     client = Client()
-    await Envelope(app, rng=Random(1), endpoints=frozenset())(
-        dict(SCOPE), client.receive, client.send
-    )
+    await Envelope(app, rng=Random(1), endpoint=str)(dict(SCOPE), client.receive, client.send)
     start, body = client.sent
     assert start["status"] == 500
     assert dict(start["headers"])[b"x-request-id"]
@@ -83,7 +81,7 @@ async def test_a_bug_after_the_first_byte_breaks_the_connection() -> None:
         raise KeyError("secret")
 
     client = Client()
-    envelope = Envelope(app, rng=Random(1), endpoints=frozenset())
+    envelope = Envelope(app, rng=Random(1), endpoint=str)
     with pytest.raises(KeyError):
         await envelope(dict(SCOPE), client.receive, client.send)
     assert len(client.sent) == 1

@@ -3,13 +3,14 @@
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from diptych_contracts.ids import Incarnation, RequestId
-from diptych_contracts.journal import End, EndReason, Fence, TokenEntry
+from diptych_contracts.journal import End, EndReason, Fence, Report, TokenEntry
 from diptych_contracts.requests import Request
 from diptych_contracts.sampling import Sampling, Stopping
-from diptych_gateway.answers import ChunkWriter, Heading
+from diptych_gateway.answers import ChunkWriter, Heading, usage
 from diptych_gateway.metrics import of_model
 from diptych_gateway.patience import Limits, Patience
 from diptych_gateway.streams import AnswerStream
@@ -35,7 +36,6 @@ def stream(*stop: str) -> AnswerStream:
     )
     made = AnswerStream(
         request,
-        heading=Heading(RID, 1_700_000_000, CARD),
         text=AnswerText(CODEC, stop),
         patience=Patience(LIMITS),
         arrived_s=10.0,
@@ -153,9 +153,19 @@ def test_once_tokens_were_made_the_client_is_told_not_to_repeat() -> None:
 def test_usage_counts_tokens_and_time() -> None:
     made = stream()
     fed(made, tokens(5, 6), end(EndReason.LENGTH))
-    used = made.usage
+    used = usage(made)
     assert (used.prompt_tokens, used.completion_tokens, used.total_tokens) == (3, 2, 5)
     assert used.diptych.ttft_ms == 1000.0
+
+
+@pytest.mark.parametrize(("cached", "told"), [(0, 0), (2, 2), (9, 3)])
+def test_usage_tells_cached_tokens_of_the_prompt_only(cached: int, told: int) -> None:
+    made = stream()
+    report = Report(cached_tokens=cached, engine="sim-1")
+    fed(made, tokens(5), msgspec.structs.replace(end(EndReason.LENGTH), report=report))
+    used = usage(made)
+    assert used.prompt_tokens_details.cached_tokens == told
+    assert used.diptych.engine == "sim-1"
 
 
 def test_text_that_looks_like_the_chunk_itself_stays_data() -> None:

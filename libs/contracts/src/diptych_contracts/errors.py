@@ -2,7 +2,8 @@
 
     DiptychError
     ├── Transient            try again (the same id, until the deadline)
-    │   └── BusAway          the bus did not answer; the outcome is unknown
+    │   ├── BusAway          the bus did not answer; the outcome is unknown
+    │   └── LinkBroken       a KV link failed: nothing sent over it counts
     ├── Permanent            will never work; tell the client
     │   ├── InvalidRequest   the client's request is wrong: names the parameter
     │   ├── UnknownModel     nobody serves this model
@@ -27,6 +28,10 @@ class Transient(DiptychError):
 
 class BusAway(Transient):
     """The bus did not answer in time; whether it took the message is unknown."""
+
+
+class LinkBroken(Transient):
+    """A KV link cannot be used, or failed under way: its peer is dead, hung or out of reach."""
 
 
 class Permanent(DiptychError):
@@ -65,11 +70,18 @@ class Conflict(DiptychError):
 
 
 class Refused(DiptychError):
-    """A worker said no; `reason` is one of `contracts.jobs.RefusalReason`."""
+    """A worker said no; `reason` is one of `contracts.jobs.RefusalReason`.
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    Args:
+        reason: Why.
+        detail: What was expected and what was seen.
+        by: The worker that said it, if it was not this process.
+    """
+
+    def __init__(self, reason: str, detail: str = "", *, by: str | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.by = by
 
 
 class Unverified(DiptychError):

@@ -46,7 +46,7 @@ class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registr
     """KV cells in all."""
     context_tokens: int
     host: str = ""
-    """Boot id of its machine: workers that share it can share memory."""
+    """Its machine and memory namespace: workers that have it in common can share memory."""
     cap_min_w: float = 0.0
     """The lowest power cap its device takes."""
     cap_default_w: float = 0.0

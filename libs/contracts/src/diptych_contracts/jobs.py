@@ -31,6 +31,8 @@ class PrefillJob(Message, frozen=True, kw_only=True, tag="prefill_job.1"):
     generation: Generation
     decode_worker: Incarnation
     link: str
+    next_link: str | None = None
+    """The link to take if `link` cannot be opened."""
 
 
 class BlockDigest(Message, frozen=True, kw_only=True, tag="block_digest.1"):

@@ -42,6 +42,10 @@ class Report(Message, frozen=True, kw_only=True, tag="report.1"):
     prefill_j: float = 0.0
     decode_j: float = 0.0
     energy_source: str = "sim"
+    cached_tokens: int = 0
+    """Leading tokens of prompt and delivered answer whose KV the prefill worker had cached."""
+    engine: str = ""
+    """Adapter and build of the engine that sampled the answer's last token."""
 
 
 class TokenEntry(Message, frozen=True, kw_only=True, tag="token_entry.1"):
@@ -96,6 +100,7 @@ class AttemptFailed(Message, frozen=True, kw_only=True, tag="attempt_failed.1"):
     request_id: RequestId
     attempt: int
     worker: Incarnation
+    """The one that could not go on: the next attempt avoids it for a moment."""
     reason: str
     detail: str = ""
     retryable: bool = True

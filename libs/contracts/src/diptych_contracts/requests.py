@@ -30,7 +30,7 @@ class Forced(Message, frozen=True, kw_only=True, tag="forced.1"):
     """A path the client insists on (for tests and debugging)."""
 
     mode: Mode | None = None
-    link: Literal["shm"] | None = None
+    link: Literal["shm", "tcp"] | None = None
 
 
 class Deadlines(Message, frozen=True, kw_only=True, tag="deadlines.1"):
@@ -56,6 +56,20 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     deadlines: Deadlines = Deadlines()
     forced: Forced = Forced()
     created_unix_ms: int
+    resume: bool = False
+    """Its client may come back for the answer: without one it goes on for a grace."""
+    background: bool = False
+    """It goes on to its end, whoever leaves."""
+
+    @property
+    def deadline_unix_ms(self) -> int:
+        """End of the total deadline."""
+        return self.created_unix_ms + int(self.deadlines.total_s * 1000)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens were read."""
+        return len(self.prompt_ids)
 
 
 class RecordState(StrEnum):
@@ -75,6 +89,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     decode: Incarnation
     prefill: Incarnation | None = None
     link: str | None = None
+    next_link: str | None = None
+    """The link to take if `link` cannot be opened; None: there is no other, or `link` is forced."""
 
     @property
     def entry(self) -> Incarnation:

@@ -100,7 +100,8 @@ REQUEST_RECORDS = BucketSpec(name="requests", max_bytes=1024**3)
 LEASES = BucketSpec(name="leases")
 WORKERS = BucketSpec(name="workers")
 CONFIG = BucketSpec(name="config", history=8)
-BUCKETS = (REQUEST_RECORDS, LEASES, WORKERS, CONFIG)
+RESPONSES = BucketSpec(name="responses", max_bytes=1024**3)
+BUCKETS = (REQUEST_RECORDS, LEASES, WORKERS, CONFIG, RESPONSES)
 
 MODELS = "models"
 """The object bucket that holds model cards."""
@@ -114,6 +115,12 @@ SCHEDULERS = ConsumerSpec(
     max_ack_pending=1024,
     batch=8,
 )
+
+RUNNING_RESPONSE_TTL_S = TOKENS.max_age_s
+"""As long as its tokens can be read in the journal."""
+ENDED_RESPONSE_TTL_S = DAY_S
+MAX_RESPONSE_BYTES = 256 * 1024
+"""Of a stored response before its answer is added."""
 
 LEASE_TTL_S = 10.0
 WORKER_TTL_S = 30.0

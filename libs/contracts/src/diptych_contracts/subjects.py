@@ -96,6 +96,15 @@ def cancel(worker: Incarnation) -> str:
     return f"cancel.{worker}"
 
 
+def attended(gateway: Incarnation) -> str:
+    """Which answers out of one gateway's journal are read elsewhere."""
+    return f"attended.{gateway}"
+
+
+ATTENDED = "attended.*"
+"""Answers read elsewhere, of every gateway."""
+
+
 def power(worker: Incarnation) -> str:
     """Leased power set-points for one worker's device."""
     return f"power.{worker}"
@@ -104,3 +113,12 @@ def power(worker: Incarnation) -> str:
 def control(member: Incarnation) -> str:
     """Questions and orders to one process; request and typed answer."""
     return f"control.{member}"
+
+
+def blocks(worker: Incarnation) -> str:
+    """What one worker has cached, as it changes."""
+    return f"blocks.{worker}"
+
+
+BLOCKS = "blocks.*"
+"""Every worker's cached blocks."""

@@ -10,11 +10,11 @@ class LinkEndpoint(Message, frozen=True, kw_only=True, tag="link_endpoint.1"):
     """Where a worker's transfer slots can be written."""
 
     kind: str
-    """`shm`."""
+    """`shm` or `tcp`."""
     host: str
-    """Boot id of the machine: shared memory reaches no further."""
+    """The host it reaches no further than (`WorkerRegistration.host`); empty: any."""
     address: str
-    """Path of the shared file."""
+    """What the link's writer needs to find it: only the link reads it."""
     slots: int
     slot_bytes: int
 

@@ -71,6 +71,8 @@ class SequenceWork:
     """Answer tokens that exist already: context, not work. The next one has index len(...)."""
     sampling: Sampling
     stopping: Stopping
+    tenant: str = ""
+    """Whose it is: cached KV is never shared between tenants."""
     sink: BlockSink | None = None
     """PREFILL: where blocks go."""
     blocks: Sequence[KvBlock] = ()
@@ -107,6 +109,8 @@ class SequenceStarted(NamedTuple):
     """The first compute (or the import) of a sequence has begun."""
 
     key: SequenceKey
+    cached_tokens: int = 0
+    """Leading tokens of prompt and answer whose KV came from a cached prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,10 @@ class StepReport:
     """Tokens computed for each sequence: its share of the step's time and energy."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    blocks_stored: tuple[int, ...] = ()
+    """Hashes (`policy.prefixes`) of blocks that can be reused since the last report."""
+    blocks_removed: tuple[int, ...] = ()
+    """Hashes of those that no longer can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,8 @@ class EngineSpec:
     eos_ids: tuple[int, ...]
     step_tokens: int = 256
     """Most tokens in one step."""
+    prefix_sequences: int = 0
+    """Sequence ids from `max_sequences` on that may hold cached prefixes; 0: no prefix reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +169,10 @@ class EngineLoad:
     waiting: int
     waiting_tokens: int
     kv_tokens_used: int
-    """Cells held or promised to admitted sequences (prompt and answer at full length)."""
+    """Cells held or promised to admitted sequences (prompt and answer at full length).
+
+    Cached prefixes do not count: they give way.
+    """
 
 
 class Engine(Protocol):
@@ -205,7 +218,7 @@ class StepInput:
     """One token run of one sequence in a step."""
 
     seq: int
-    """Sequence id in [0, max_sequences)."""
+    """Sequence id in [0, max_sequences + prefix_sequences)."""
     position: int
     """Position of the first token."""
     token_ids: Sequence[int]
@@ -233,8 +246,16 @@ class StepEngine(Protocol):
         """Add `block` to `seq`. Raises `Unverified` if the engine refuses the bytes."""
         ...
 
+    def fork(self, src_seq: int, dst_seq: int, p0: int, p1: int) -> bool:
+        """Let `dst_seq`, which ends at `p0`, share the KV of `src_seq` at [p0, p1), uncopied.
+
+        False if it cannot be continued so, which is never where `p0` is 0; then nothing has
+        changed. Needed where `spec.prefix_sequences` is not 0.
+        """
+        ...
+
     def drop(self, seq: int) -> None:
-        """Free all KV of `seq`."""
+        """Free all KV of `seq` that no other sequence shares."""
         ...
 
     def close(self) -> None:

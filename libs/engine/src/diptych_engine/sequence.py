@@ -40,6 +40,8 @@ class LiveSequence:
     text: StopText | None
     seq: int = -1
     """Its id in the engine, once admitted."""
+    cached: int = 0
+    """Leading tokens whose KV came from a cached prefix."""
     exported: int = 0
     """KV blocks handed to the sink."""
 

@@ -1,8 +1,9 @@
 """Drives a `StepEngine`: one thread, one call per step.
 
-A turn: take aborts and admissions (with KV imports), report them, compute one batch, hand finished
-KV blocks over, sample, report. What goes into the batch is `policy.batching`'s choice. A sequence
-that fails leaves alone; anything else that goes wrong is a bug and ends the process.
+A turn: take aborts and admissions (with cached prefixes and KV imports), report them, compute one
+batch, hand finished KV blocks over, sample, report. What goes into the batch is `policy.batching`'s
+choice. A sequence that fails leaves alone; anything else that goes wrong is a bug and ends the
+process.
 """
 
 import os
@@ -32,6 +33,7 @@ from diptych_engine.port import (
     StepNews,
     StepReport,
 )
+from diptych_engine.prefix_reuse import PrefixReuse
 from diptych_engine.sequence import LiveSequence, StopText
 from diptych_policy.batching import Batcher, BatchLimits, Chunk
 
@@ -70,6 +72,7 @@ class StepLoop:
         self._answer_text = answer_text
         self._on_crash = on_crash
         self._batcher: Batcher[SequenceKey] = Batcher(_limits(engine.spec, prefill_tokens))
+        self._prefixes = PrefixReuse(engine)
         self._sequences: dict[SequenceKey, LiveSequence] = {}
         self._settled: list[tuple[SequenceWork, StepNews]] = []
         self._aborts: list[SequenceKey] = []
@@ -140,9 +143,10 @@ class StepLoop:
             )
 
     def check(self) -> None:
-        """Raise `AssertionError` if an invariant is broken."""
+        """Raise `AssertionError` if an invariant is broken. To be called while nothing runs."""
         with self._changed:
             self._batcher.check()
+            self._prefixes.check()
             if any(key not in self._batcher for key in self._sequences):
                 raise AssertionError("step loop: a sequence the batcher does not know")
             if len(self._sequences) != self._batcher.running + self._batcher.waiting:
@@ -184,17 +188,35 @@ class StepLoop:
 
     def _admit(self) -> Iterable[StepNews]:
         with self._changed:
-            admitted = self._batcher.admit()
-        for key, seq in admitted:
-            sequence = self._sequences[key]
+            admitted = [(self._sequences[key], seq) for key, seq in self._batcher.admit()]
+        for sequence, seq in admitted:
             sequence.seq = seq
-            yield SequenceStarted(key)
-            if sequence.work.phase is Phase.DECODE:
-                try:
-                    self._import(sequence)
-                except DiptychError as err:
-                    self._free(key)
-                    yield _failed(key, err)
+            if sequence.work.phase is not Phase.DECODE:
+                self._reuse(sequence)
+        with self._changed:
+            live_tokens = self._batcher.known_tokens
+        self._prefixes.make_room(live_tokens)
+        for sequence, _ in admitted:
+            key = sequence.work.key
+            yield SequenceStarted(key, sequence.cached)
+            try:
+                self._begin(sequence)
+            except DiptychError as err:
+                self._free(key)
+                yield _failed(key, err)
+
+    def _reuse(self, sequence: LiveSequence) -> None:
+        sequence.cached = self._prefixes.fork(sequence)
+        if sequence.cached:
+            with self._changed:
+                self._batcher.advance(sequence.work.key, sequence.cached)
+
+    def _begin(self, sequence: LiveSequence) -> None:
+        match sequence.work.phase:
+            case Phase.DECODE:
+                self._import(sequence)
+            case Phase.PREFILL:  # what is there already travels while the rest computes
+                self._export(sequence, sequence.cached, last=False)
 
     def _import(self, sequence: LiveSequence) -> None:
         sequence.check_blocks()
@@ -217,12 +239,15 @@ class StepLoop:
         for chunk, row in zip(chunks, logits, strict=True):
             news += self._after(chunk, row)
         tokens = {chunk.key: chunk.end - chunk.start for chunk in chunks}
+        changes = self._prefixes.changes()
         report = StepReport(
             news=news,
             duration_s=duration_s,
             tokens_by_key=tokens,
             prefill_tokens=sum(n for key, n in tokens.items() if key not in decoding),
             decode_tokens=len(decoding),
+            blocks_stored=changes.stored,
+            blocks_removed=changes.removed,
         )
         self._listener(report)
 
@@ -241,7 +266,7 @@ class StepLoop:
         key, sequence = chunk.key, self._sequences[chunk.key]
         try:
             if sequence.work.phase is Phase.PREFILL:
-                self._export(sequence, chunk)
+                self._export(sequence, chunk.end, last=chunk.last)
             news = sequence.extend(logits) if logits is not None else None
         except DiptychError as err:
             self._free(key)
@@ -250,31 +275,35 @@ class StepLoop:
         if news is not None:
             yield news
         if news is not None and (news.finish or sequence.work.phase is Phase.PREFILL):
-            self._free(key)
+            self._free(key, keep=chunk.end)
             return
         with self._changed:
             self._batcher.advance(key, chunk.end, sampled=len(news.token_ids) if news else 0)
 
-    def _export(self, sequence: LiveSequence, chunk: Chunk[SequenceKey]) -> None:
-        """Hand over the blocks that `chunk` has made final; after the last one the tail too."""
+    def _export(self, sequence: LiveSequence, end: int, *, last: bool) -> None:
+        """Hand over the blocks that are final up to `end`; after the last chunk the tail too."""
         sink, size = sequence.work.sink, self.spec.layout.block_tokens
         if sink is None:
             return
-        while (p0 := sequence.exported * size) < chunk.end:
-            p1 = min(p0 + size, chunk.end)
-            if p1 - p0 < size and not chunk.last:
+        while (p0 := sequence.exported * size) < end:
+            p1 = min(p0 + size, end)
+            if p1 - p0 < size and not last:
                 return
             index = sequence.exported
             n_bytes = self._engine.export_block(sequence.seq, p0, p1, sink.buffer(index))
             sequence.exported += 1
             sink.written(index, n_bytes)
 
-    def _free(self, key: SequenceKey) -> None:
+    def _free(self, key: SequenceKey, *, keep: int = 0) -> None:
+        """Forget a sequence; its first `keep` tokens may stay as a cached prefix."""
         with self._changed:
-            if self._sequences.pop(key, None) is None:
+            sequence = self._sequences.pop(key, None)
+            if sequence is None:
                 return
             seq = self._batcher.remove(key)
+            live_tokens = self._batcher.known_tokens
         if seq is not None:
+            self._prefixes.keep(sequence, keep, live_tokens=live_tokens)
             self._engine.drop(seq)
 
 

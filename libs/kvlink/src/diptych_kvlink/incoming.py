@@ -9,12 +9,13 @@ answer for:
 - time: `sweep`, on a timer of its own, needs no traffic. It also looks whether the writer of an
   ended ticket has a slot open (the link knows) or is dead, so no lost message leaks a slot.
 
+All links write into one set of slots, so each further link costs no memory. A ticket is open on one
+link at a time; on the others its slots are closed.
+
 Everything here is called from one thread (the event loop's).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.control import KvTransfer
@@ -22,13 +23,11 @@ from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import BlockDigest, DecodeJob, RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, Reserve, SlotRef, Ticket
-from diptych_kvlink import shm
 from diptych_kvlink.agreement import check_fingerprint, check_layout
 from diptych_kvlink.ledger import State, Transfer, TransferLedger
-from diptych_kvlink.links import open_target
-from diptych_kvlink.lockfile import SHM_DIRECTORY
+from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, open_targets
 from diptych_kvlink.pool_file import PoolShape
-from diptych_kvlink.port import CLOSED
+from diptych_kvlink.port import CLOSED, LinkTarget
 from diptych_kvlink.slots import SlotPool
 from diptych_kvlink.verifying import (
     block_spans,
@@ -60,11 +59,11 @@ class IncomingTransfers:
         slots: How many blocks can be on their way at once.
         lease_s: How long each open state of a ticket lasts; a repeated `Reserve` renews it.
         name: This worker's incarnation.
-        directory: Where shared memory lives.
+        links: Over which links; they share the slots.
         fingerprint: The model here; None leaves that check to the caller.
 
     Raises:
-        Permanent: not enough shared memory.
+        Permanent: not enough shared memory, or nowhere to listen.
     """
 
     def __init__(
@@ -74,14 +73,15 @@ class IncomingTransfers:
         slots: int,
         lease_s: float,
         name: str,
-        directory: Path = SHM_DIRECTORY,
+        links: LinkSettings = DEFAULT_LINKS,
         fingerprint: Fingerprint | None = None,
     ) -> None:
         self._layout = layout
         self._lease_s = lease_s
         self._fingerprint = fingerprint
         shape = PoolShape(slots=slots, slot_bytes=layout.slot_bytes)
-        self._target = open_target(shm.KIND, name=name, shape=shape, directory=directory)
+        self._targets = open_targets(links, name=name, shape=shape)
+        self._via: dict[TransferId, LinkTarget] = {}
         self._slots = SlotPool(slots)
         self._ledger = TransferLedger()
         self._refs: dict[TransferId, tuple[SlotRef, ...]] = {}
@@ -92,7 +92,7 @@ class IncomingTransfers:
     @property
     def endpoints(self) -> tuple[LinkEndpoint, ...]:
         """The links that can write to this worker, fastest first."""
-        return (self._target.endpoint,)
+        return tuple(target.endpoint for target in self._targets)
 
     @property
     def slots_total(self) -> int:
@@ -112,22 +112,29 @@ class IncomingTransfers:
     def reserve(self, request: Reserve, *, tokens: int, now_s: float) -> Ticket:
         """Leave to write the KV of `tokens` tokens. The same request again renews the lease.
 
+        The same over another link moves the ticket there, by which its writer says that it does
+        not use the first one.
+
         Raises:
             Refused: `no_room`; `unsupported` link; `expired` if this transfer has ended already.
             Incompatible: layout or model differ; the message names the fields.
         """
+        target = self._wanted(request.link)
         self._check_request(request, tokens)
         lease_s = min(self._lease_s, request.generation.budget_ms / 1000)
         transfer = self._ledger.get(request.transfer_id)
         if transfer is None or not transfer.is_open:
-            transfer = self._open(request, tokens, now_s + lease_s)
+            transfer = self._open(request, tokens, now_s + lease_s, target)
         elif not _is_repeat(transfer, request, tokens):
             raise Refused(RefusalReason.UNSUPPORTED, f"{request.transfer_id} is in use")
+        elif target is not self._via[transfer.transfer_id]:
+            self._close_gates(transfer)
+            self._admit(transfer, request.prefill_worker, target)
         transfer.renew(now_s + lease_s)
         return Ticket(
             transfer_id=transfer.transfer_id,
             attempt=request.generation.attempt,
-            endpoint=self._target.endpoint,
+            endpoint=target.endpoint,
             slots=self._refs[transfer.transfer_id],
             layout=self._layout,
             lease_ms=int(lease_s * 1000),
@@ -145,7 +152,7 @@ class IncomingTransfers:
         """
         transfer = self._claimable(job, now_s)
         deadline_s = now_s + self._lease_s
-        self._close_gates(self._refs[transfer.transfer_id])
+        self._close_gates(transfer)
         transfer.advance(State.WRITTEN, deadline_s=deadline_s)
         try:
             views = self._verify(transfer, job.blocks, tokens)
@@ -234,12 +241,17 @@ class IncomingTransfers:
     def close(self) -> None:
         """Give the pool up. Views still in use stay valid until they are dropped."""
         self._views.clear()
-        self._target.close()
+        for target in self._targets:
+            target.close()
+
+    def _wanted(self, link: str) -> LinkTarget:
+        for target in self._targets:
+            if target.endpoint.kind == link:
+                return target
+        offered = " or ".join(repr(endpoint.kind) for endpoint in self.endpoints)
+        raise Refused(RefusalReason.UNSUPPORTED, f"link {link!r}; expected {offered}")
 
     def _check_request(self, request: Reserve, tokens: int) -> None:
-        if request.link != self._target.endpoint.kind:
-            detail = f"link {request.link!r}; expected {self._target.endpoint.kind!r}"
-            raise Refused(RefusalReason.UNSUPPORTED, detail)
         check_layout(self._layout, request.layout)
         if self._fingerprint is not None:
             check_fingerprint(self._fingerprint, request.fingerprint)
@@ -252,7 +264,9 @@ class IncomingTransfers:
         if request.generation.budget_ms <= 0:
             raise Refused(RefusalReason.EXPIRED, f"{expected} has no time left")
 
-    def _open(self, request: Reserve, tokens: int, deadline_s: float) -> Transfer:
+    def _open(
+        self, request: Reserve, tokens: int, deadline_s: float, target: LinkTarget
+    ) -> Transfer:
         ended = self._ledger.how_ended(request.transfer_id)
         if ended is not None:
             raise Refused(RefusalReason.EXPIRED, f"{request.transfer_id} has ended: {ended}")
@@ -266,10 +280,14 @@ class IncomingTransfers:
         )
         self._ledger.add(transfer)
         self._refs[transfer.transfer_id] = refs
-        self._target.expect(request.prefill_worker)
-        for ref in refs:
-            self._target.admit(ref.slot, ref.generation)
+        self._admit(transfer, request.prefill_worker, target)
         return transfer
+
+    def _admit(self, transfer: Transfer, writer: Incarnation, target: LinkTarget) -> None:
+        self._via[transfer.transfer_id] = target
+        target.expect(writer)
+        for ref in self._refs[transfer.transfer_id]:
+            target.admit(ref.slot, ref.generation, writer)
 
     def _claimable(self, job: DecodeJob, now_s: float) -> Transfer:
         transfer = self._ledger.get(job.transfer_id)
@@ -288,9 +306,10 @@ class IncomingTransfers:
     ) -> list[memoryview]:
         check_shape(transfer, blocks, tokens=tokens, layout=self._layout)
         views = self._views.setdefault(transfer.transfer_id, [])
+        target = self._via[transfer.transfer_id]
         transfer.reader_may_read = True
         for ref, block in zip(self._refs[transfer.transfer_id], blocks, strict=True):
-            views.append(self._target.view(ref.slot, block.n_bytes))
+            views.append(target.view(ref.slot, block.n_bytes))
             check_bytes(transfer, block, views[-1])
         return views
 
@@ -309,13 +328,14 @@ class IncomingTransfers:
         )
 
     def _is_idle(self, transfer: Transfer) -> bool:
-        return all(self._target.is_idle(ref) for ref in self._refs[transfer.transfer_id])
+        target = self._via[transfer.transfer_id]
+        return all(target.is_idle(ref) for ref in self._refs[transfer.transfer_id])
 
     def _bury_dead_writers(self) -> list[Transfer]:
         ended = []
         for transfer in self._ledger:
-            writer = transfer.writer
-            if writer is not None and transfer.writer_may_write and self._target.is_dead(writer):
+            writer, target = transfer.writer, self._via[transfer.transfer_id]
+            if writer is not None and transfer.writer_may_write and target.is_dead(writer):
                 transfer.writer_may_write = False
                 if transfer.end(State.FAILED, f"writer {writer} died"):
                     ended.append(transfer)
@@ -329,13 +349,15 @@ class IncomingTransfers:
         """Close, quarantine and free what the ledger's ended transfers allow."""
         for transfer in self._ledger:
             if not transfer.is_open:
-                refs = self._refs[transfer.transfer_id]
-                self._close_gates(refs)
-                self._slots.quarantine(refs)
+                self._close_gates(transfer)
+                self._slots.quarantine(self._refs[transfer.transfer_id])
+                if self._via[transfer.transfer_id].stops_writers:
+                    transfer.writer_may_write = False
                 if transfer.transfer_id in self._done_reading:
                     self._drop_views(transfer)
         for transfer in self._ledger.take_settled():
             self._done_reading.discard(transfer.transfer_id)
+            del self._via[transfer.transfer_id]
             self._slots.free(self._refs.pop(transfer.transfer_id))
 
     def _drop_views(self, transfer: Transfer) -> None:
@@ -346,9 +368,10 @@ class IncomingTransfers:
         if in_use:
             self._views[transfer.transfer_id] = in_use
 
-    def _close_gates(self, refs: Iterable[SlotRef]) -> None:
-        for ref in refs:
-            self._target.admit(ref.slot, CLOSED)
+    def _close_gates(self, transfer: Transfer) -> None:
+        target = self._via[transfer.transfer_id]
+        for ref in self._refs[transfer.transfer_id]:
+            target.admit(ref.slot, CLOSED)
 
 
 def _invalidate(view: memoryview) -> bool:

@@ -52,12 +52,17 @@ def sweep_leftovers(directory: Path = SHM_DIRECTORY) -> list[str]:
     return [path.name for path in sorted(directory.glob(f"{PREFIX}*")) if _sweep(path)]
 
 
-def boot_id() -> str:
-    """An id of this machine since its last start: memory is shared no further."""
+def host_id(directory: Path = SHM_DIRECTORY) -> str:
+    """An id of this machine, since its last start, and of the file system behind `directory`.
+
+    Memory is shared no further: two containers of one machine have one boot id, and usually two
+    `/dev/shm`.
+    """
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return os.uname().nodename
+        boot = os.uname().nodename
+    return f"{boot}.{directory.stat().st_dev}" if directory.is_dir() else boot
 
 
 def _create(path: Path) -> int:

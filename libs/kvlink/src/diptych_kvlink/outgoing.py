@@ -4,6 +4,9 @@ Structurally an engine's `BlockSink`. Three threads meet here: the engine's call
 `written` and must never wait or fail because of a peer; the link's sends and computes checksums
 while the engine computes the next chunk; the event loop's waits in `digests`, and closes.
 
+Blocks that become final while the link is busy go out together, in one batch: many small ones cost
+one exchange, and a big one waits for nobody. What waits is bounded by the ticket's slots.
+
 So a transfer that must not be written any more (lease over, slot closed by its reader, link
 closed) does not raise on the engine's thread: its blocks go to a scratch buffer, and `digests`
 raises the reason.
@@ -12,6 +15,7 @@ raises the reason.
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
@@ -22,6 +26,10 @@ from diptych_contracts.transfers import Ticket
 from diptych_kvlink.ledger import State, Transfer
 from diptych_kvlink.port import LinkWriter
 from diptych_kvlink.verifying import checksum
+
+_BATCH_BLOCKS = 256
+_BATCH_BYTES = 16_000_000
+"""So that a batch is soon over, and a hung peer soon noticed."""
 
 
 class OutgoingTransfer:
@@ -55,6 +63,10 @@ class OutgoingTransfer:
         )
         self._lock = threading.Lock()
         self._views: dict[int, memoryview] = {}
+        self._waiting: deque[tuple[int, memoryview]] = deque()
+        self._sending = False
+        self._opened_s = 0.0
+        self._moving_s = 0.0
         self._digests: dict[int, BlockDigest] = {}
         self._failure: DiptychError | None = None
         self._scratch: bytearray | None = None
@@ -77,6 +89,16 @@ class OutgoingTransfer:
             return sum(digest.n_bytes for digest in self._digests.values())
 
     @property
+    def kind(self) -> str:
+        """The kind of link it goes over."""
+        return self._ticket.endpoint.kind
+
+    @property
+    def moving_s(self) -> float:
+        """Seconds spent on moving bytes: exports by the engine, and the link's thread's work."""
+        return self._moving_s
+
+    @property
     def deadline_s(self) -> float:
         """When the lease is over; repeat the `Reserve` and call `renew` before."""
         return self._transfer.deadline_s
@@ -90,6 +112,7 @@ class OutgoingTransfer:
     def buffer(self, index: int) -> memoryview:
         """Writable memory of a full block for block `index` (engine's thread)."""
         with self._lock:
+            self._opened_s = self._clock()
             if self._may_write(index):
                 try:
                     return self._open_buffer(index)
@@ -108,10 +131,10 @@ class OutgoingTransfer:
             if not 0 < n_bytes <= len(view):
                 self._fail(Unverified(f"{self.transfer_id}: block {index} of {n_bytes} bytes"))
                 return
-            try:
-                self._thread.submit(self._seal, index, view[:n_bytes].toreadonly())
-            except RuntimeError:  # The executor was shut down.
-                self._fail(Refused(RefusalReason.UNKNOWN_TICKET, "the link is closed"))
+            self._moving_s += self._clock() - self._opened_s
+            self._waiting.append((index, view[:n_bytes].toreadonly()))
+            if not self._sending:
+                self._submit()
 
     async def digests(self, timeout_s: float) -> tuple[BlockDigest, ...]:
         """Every block's digest, once all have been written and sent.
@@ -119,7 +142,8 @@ class OutgoingTransfer:
         Raises:
             Expired: `timeout_s` or the lease ran out.
             Refused: the reader has closed the ticket's slots.
-            Unverified: the link broke, or the engine produced blocks the ticket is not for.
+            LinkBroken: the link failed.
+            Unverified: the engine produced blocks the ticket is not for.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -143,13 +167,8 @@ class OutgoingTransfer:
         with self._lock:
             self._fail(Refused(RefusalReason.CANCELLED, f"{self.transfer_id} was closed"))
             self._transfer.end(State.RELEASED, "closed")
-            for index, view in tuple(self._views.items()):
-                try:
-                    view.release()
-                except BufferError:
-                    continue
-                del self._views[index]
-                self._link.stop(self._ticket.slots[index])
+            for index in tuple(self._views):
+                self._let_go(index)
             self._transfer.writer_may_write = bool(self._views)
             return not self._views
 
@@ -167,27 +186,80 @@ class OutgoingTransfer:
             self._transfer.advance(State.WRITING, deadline_s=self._transfer.deadline_s)
         return self._views[index]
 
-    def _seal(self, index: int, data: memoryview) -> None:
+    def _submit(self) -> None:
         try:
-            self._link.send(self._ticket.slots[index], len(data))
-            digest = BlockDigest(index=index, n_bytes=len(data), checksum=checksum(data))
+            self._thread.submit(self._send_waiting)
+            self._sending = True
+        except RuntimeError:  # The executor was shut down.
+            self._fail(Refused(RefusalReason.UNKNOWN_TICKET, "the link is closed"))
+
+    def _send_waiting(self) -> None:
+        """Send one batch of what waits; on the link's thread, where transfers take turns."""
+        with self._lock:
+            batch = self._take_batch()
+        digests: list[BlockDigest] = []
+        began_s = self._clock()
+        try:
+            if batch:
+                digests = self._seal(batch)
         except Exception as err:  # On this thread nobody else would ever hear of it.
             known = err if isinstance(err, DiptychError) else None
             with self._lock:
-                self._fail(known or Unverified(f"{self.transfer_id}: block {index}: {err!r}"))
-            return
+                self._fail(known or Unverified(f"{self.transfer_id}: {err!r}"))
         finally:
-            data.release()
+            for _, data in batch:
+                data.release()
         with self._lock:
-            self._digests[index] = digest
-            if len(self._digests) == self.blocks and self._failure is None:
-                self._transfer.advance(State.WRITTEN, deadline_s=self._transfer.deadline_s)
-                self._finish()
+            self._moving_s += self._clock() - began_s
+            self._arrived(digests)
+            self._sending = False
+            if self._waiting:
+                self._submit()
+
+    def _take_batch(self) -> list[tuple[int, memoryview]]:
+        batch: list[tuple[int, memoryview]] = []
+        n_bytes = 0
+        while self._waiting and len(batch) < _BATCH_BLOCKS:
+            n_bytes += len(self._waiting[0][1])
+            if batch and n_bytes > _BATCH_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
+
+    def _seal(self, batch: list[tuple[int, memoryview]]) -> list[BlockDigest]:
+        self._link.send([(self._ticket.slots[index], data) for index, data in batch])
+        digests = [
+            BlockDigest(index=index, n_bytes=len(data), checksum=checksum(data))
+            for index, data in batch
+        ]
+        self._link.confirm()
+        return digests
+
+    def _arrived(self, digests: list[BlockDigest]) -> None:
+        for digest in digests:
+            self._digests[digest.index] = digest
+            self._let_go(digest.index)
+        if len(self._digests) == self.blocks and not self._done.done():
+            self._transfer.advance(State.WRITTEN, deadline_s=self._transfer.deadline_s)
+            self._finish()
+
+    def _let_go(self, index: int) -> None:
+        """Take a buffer back, unless an export still has a pointer on it."""
+        view = self._views.get(index)
+        if view is None:
+            return
+        try:
+            view.release()
+        except BufferError:
+            return
+        del self._views[index]
+        self._link.stop(self._ticket.slots[index])
 
     def _fail(self, failure: DiptychError) -> None:
         """Remember the first failure. A transfer that is complete cannot fail any more."""
         if not self._done.done():
             self._failure = failure
+            self._waiting.clear()
             self._transfer.end(State.FAILED, str(failure))
             self._finish()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from diptych_contracts.errors import Incompatible, Permanent
 from diptych_contracts.transfers import LinkEndpoint
-from diptych_kvlink.lockfile import PREFIX, boot_id
+from diptych_kvlink.lockfile import PREFIX, host_id
 
 MAGIC = b"DPTYKV01"
 _HEAD = struct.Struct("<8sQQ")
@@ -71,6 +71,10 @@ class PoolMap:
         start = self.shape.slots_at + slot * self.shape.stride_bytes
         return self._bytes[start : start + n_bytes]
 
+    def slots(self) -> list[memoryview]:
+        """Every slot, whole."""
+        return [self.slot(slot, self.shape.slot_bytes) for slot in range(self.shape.slots)]
+
     def close(self) -> None:
         """Unmap; if views are in use, that happens when the last one is dropped."""
         self.gates.release()
@@ -102,14 +106,23 @@ def make_pool(fd: int, path: Path, shape: PoolShape) -> PoolMap:
         ) from err
 
 
+def private_slots(shape: PoolShape) -> list[memoryview]:
+    """Slots that no other process sees. Their memory lives as long as any of them."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+    whole = memoryview(mmap.mmap(-1, shape.slots * shape.stride_bytes, flags=flags))
+    starts = range(0, len(whole), shape.stride_bytes)
+    return [whole[start : start + shape.slot_bytes] for start in starts]
+
+
 def map_pool(endpoint: LinkEndpoint, directory: Path) -> PoolMap:
     """Map the pool of another process.
 
     Raises:
         Incompatible: it is not on this host, not there, or not what `endpoint` says.
     """
-    if endpoint.host != boot_id():
-        raise Incompatible(f"shm reaches one host only: this is {boot_id()}, not {endpoint.host}")
+    here = host_id(directory)
+    if endpoint.host != here:
+        raise Incompatible(f"shm reaches one host only: this is {here}, not {endpoint.host}")
     path = Path(endpoint.address)
     if path.parent != directory or not path.name.startswith(PREFIX):
         raise Incompatible(f"expected a pool in {directory} named {PREFIX}…, got {path}")

@@ -2,10 +2,11 @@
 
 A link moves bytes from the writer (a prefill worker) into slots that belong to the reader (a decode
 worker). It knows nothing of leases: `incoming` and `outgoing` do. Every link promises that after
-`admit(slot, 0)` a writer *that asks* is refused; none promises to stop one that is mid-write, which
-is why slots are quarantined.
+`admit(slot, CLOSED)` a writer *that asks* is refused. One that also `stops_writers` promises that
+not a byte changes after that; the slots of the others are quarantined.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from diptych_contracts.ids import Incarnation
@@ -23,8 +24,13 @@ class LinkTarget(Protocol):
         """Where writers find the slots."""
         ...
 
-    def admit(self, slot: int, generation: int) -> None:
-        """From now on let in only writes under `generation`; `CLOSED` lets none in."""
+    @property
+    def stops_writers(self) -> bool:
+        """Whether a slot just closed cannot change any more, whatever its writer does."""
+        ...
+
+    def admit(self, slot: int, generation: int, writer: Incarnation | None = None) -> None:
+        """From now on let in only `writer`, under `generation`; `CLOSED` lets nobody in."""
         ...
 
     def view(self, slot: int, n_bytes: int) -> memoryview:
@@ -39,11 +45,14 @@ class LinkTarget(Protocol):
         ...
 
     def expect(self, writer: Incarnation) -> None:
-        """Remember `writer`, so that its death can be proved later."""
+        """Remember `writer`, so that its end can be proved later."""
         ...
 
     def is_dead(self, writer: Incarnation) -> bool:
-        """Whether it is *proved* that `writer` runs no more. Frozen or unknown gives False."""
+        """Whether it is *proved* that nothing more can come from `writer` under what it has.
+
+        Silence proves nothing: a frozen or unknown writer gives False.
+        """
         ...
 
     def close(self) -> None:
@@ -54,6 +63,20 @@ class LinkTarget(Protocol):
 class LinkWriter(Protocol):
     """The writer's side of one endpoint."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `connect` has nothing to do."""
+        ...
+
+    def connect(self) -> None:
+        """Get ready to send. May block: called on the link's thread.
+
+        Raises:
+            LinkBroken: the endpoint cannot be reached.
+            Incompatible: it is not what it says it is.
+        """
+        ...
+
     def buffer(self, ref: SlotRef) -> memoryview:
         """Memory for one block, a full slot long. Does not block.
 
@@ -62,12 +85,17 @@ class LinkWriter(Protocol):
         """
         ...
 
-    def send(self, ref: SlotRef, n_bytes: int) -> None:
-        """Make the block in the slot's buffer arrive. May block: called on the link's thread.
+    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]]) -> None:
+        """Send blocks on their way, each from its slot's buffer. May block: on the link's thread.
 
         Raises:
-            Refused: (`unknown_ticket`) the reader has closed the slot meanwhile.
+            Refused: (`unknown_ticket`) the reader has closed a slot meanwhile.
+            LinkBroken: the link failed; nothing sent counts.
         """
+        ...
+
+    def confirm(self) -> None:
+        """Wait until what was sent has arrived. Same thread, same errors as `send`."""
         ...
 
     def stop(self, ref: SlotRef) -> None:

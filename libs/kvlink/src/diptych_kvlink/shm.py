@@ -4,13 +4,14 @@ One copy per side: the engine exports into the slot and imports out of it. Nothi
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from diptych_contracts.errors import Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
-from diptych_kvlink.lockfile import PREFIX, boot_id, create_locked, sweep_leftovers
+from diptych_kvlink.lockfile import PREFIX, create_locked, host_id, sweep_leftovers
 from diptych_kvlink.pool_file import PoolMap, PoolShape, make_pool, map_pool
 from diptych_kvlink.port import CLOSED
 from diptych_kvlink.presence import Witness
@@ -33,7 +34,7 @@ class ShmPool:
         self._witness = Witness(directory)
         self._endpoint = LinkEndpoint(
             kind=KIND,
-            host=boot_id(),
+            host=host_id(directory),
             address=str(self._path),
             slots=shape.slots,
             slot_bytes=shape.slot_bytes,
@@ -44,7 +45,17 @@ class ShmPool:
         """Where writers find the slots."""
         return self._endpoint
 
-    def admit(self, slot: int, generation: int) -> None:
+    @property
+    def stops_writers(self) -> bool:
+        """Never: a writer that is mid-copy goes on."""
+        return False
+
+    @property
+    def slots(self) -> list[memoryview]:
+        """The memory itself, for another link to receive into."""
+        return self._map.slots()
+
+    def admit(self, slot: int, generation: int, writer: Incarnation | None = None) -> None:
         """From now on let in only writes under `generation`; 0 lets none in."""
         if self._fd is not None:
             self._map.gates[slot] = generation
@@ -86,6 +97,14 @@ class ShmWriter:
         self._path = Path(endpoint.address)
         self._map: PoolMap | None = map_pool(endpoint, directory)
 
+    @property
+    def is_ready(self) -> bool:
+        """Always: it is mapped."""
+        return True
+
+    def connect(self) -> None:
+        """Nothing to do."""
+
     def buffer(self, ref: SlotRef) -> memoryview:
         """The slot itself. Raises `Refused` if it is closed for this generation."""
         pool = self._mapped(ref)
@@ -97,9 +116,13 @@ class ShmWriter:
             raise
         return pool.slot(ref.slot, pool.shape.slot_bytes)
 
-    def send(self, ref: SlotRef, n_bytes: int) -> None:
-        """The bytes are there already; raises `Refused` if the slot was closed meanwhile."""
-        _check_gate(self._mapped(ref), ref)
+    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]]) -> None:
+        """The bytes are there already; raises `Refused` if a slot was closed meanwhile."""
+        for ref, _ in blocks:
+            _check_gate(self._mapped(ref), ref)
+
+    def confirm(self) -> None:
+        """Nothing to wait for."""
 
     def stop(self, ref: SlotRef) -> None:
         """Say that nothing more is written into the slot under this generation."""

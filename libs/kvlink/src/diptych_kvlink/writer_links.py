@@ -1,17 +1,27 @@
 """What a process that writes KV holds: its announcement, its open links, and the links' thread."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint, Ticket
-from diptych_kvlink.links import open_link
-from diptych_kvlink.lockfile import SHM_DIRECTORY
+from diptych_kvlink.links import DEFAULT_LINKS, SHM, LinkSettings, open_link
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.port import LinkWriter
 from diptych_kvlink.presence import Presence
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A link and its own thread, so that a hung peer holds up nobody else's blocks."""
+
+    link: LinkWriter
+    thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-link")
+    )
 
 
 class WriterLinks:
@@ -19,7 +29,7 @@ class WriterLinks:
 
     Args:
         writer: This process: what its `Reserve` messages call `prefill_worker`.
-        directory: Where shared memory lives.
+        settings: Which links, and where.
         clock: Monotonic seconds.
 
     Raises:
@@ -30,14 +40,15 @@ class WriterLinks:
         self,
         writer: Incarnation,
         *,
-        directory: Path = SHM_DIRECTORY,
+        settings: LinkSettings = DEFAULT_LINKS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._directory = directory
+        self.writer = writer
+        self._settings = settings
         self._clock = clock
-        self._presence = Presence(writer, directory)
-        self._links: dict[LinkEndpoint, LinkWriter] = {}
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-link")
+        self._presence = Presence(writer, settings.directory) if SHM in settings.kinds else None
+        self._links: dict[LinkEndpoint, _Opened] = {}
+        self._left: list[ThreadPoolExecutor] = []
 
     def open(self, endpoint: LinkEndpoint) -> LinkWriter:
         """The link to `endpoint`, opened once. Raises `Incompatible`.
@@ -45,35 +56,48 @@ class WriterLinks:
         Opening a new one leaves the endpoints that have vanished (their worker is gone), so the
         memory of a dead reader is not held.
         """
-        if endpoint not in self._links:
-            for known, link in tuple(self._links.items()):
-                if link.reader_is_gone():
-                    self.leave(known)
-            self._links[endpoint] = open_link(endpoint, directory=self._directory)
-        return self._links[endpoint]
+        return self._opened(endpoint).link
 
-    def transfer(self, ticket: Ticket, *, sent_s: float) -> OutgoingTransfer:
-        """The transfer `ticket` allows; `sent_s` is when its `Reserve` was sent."""
+    async def transfer(self, ticket: Ticket, *, sent_s: float) -> OutgoingTransfer:
+        """The transfer `ticket` allows, its link ready; `sent_s` is when its `Reserve` was sent.
+
+        Raises:
+            Incompatible, LinkBroken: the link does not work; another one may.
+        """
+        opened = self._opened(ticket.endpoint)
+        if not opened.link.is_ready:
+            await asyncio.wrap_future(opened.thread.submit(opened.link.connect))
         return OutgoingTransfer(
-            ticket,
-            self.open(ticket.endpoint),
-            thread=self._thread,
-            sent_s=sent_s,
-            clock=self._clock,
+            ticket, opened.link, thread=opened.thread, sent_s=sent_s, clock=self._clock
         )
 
     def leave(self, endpoint: LinkEndpoint) -> None:
-        """Close the link to `endpoint`, if it is open."""
-        link = self._links.pop(endpoint, None)
-        if link is not None:
-            link.close()
+        """Close the link to `endpoint`, if it is open, once what was sent over it has failed."""
+        opened = self._links.pop(endpoint, None)
+        if opened is not None:
+            opened.thread.submit(opened.link.close)
+            opened.thread.shutdown(wait=False)
+            self._left.append(opened.thread)
 
     def close(self) -> None:
-        """Finish the link's thread, close every link, withdraw the announcement. Idempotent.
+        """Finish the links' threads, close every link, withdraw the announcement. Idempotent.
 
         The engine must have stopped: withdrawing says that this process writes no more.
         """
-        self._thread.shutdown(wait=True)
-        for endpoint in tuple(self._links):
-            self.leave(endpoint)
-        self._presence.close()
+        for opened in self._links.values():
+            opened.thread.shutdown(wait=True)
+            opened.link.close()
+        self._links.clear()
+        while self._left:
+            self._left.pop().shutdown(wait=True)
+        if self._presence is not None:
+            self._presence.close()
+
+    def _opened(self, endpoint: LinkEndpoint) -> _Opened:
+        if endpoint not in self._links:
+            for known, opened in tuple(self._links.items()):
+                if opened.link.reader_is_gone():
+                    self.leave(known)
+            link = open_link(endpoint, writer=self.writer, settings=self._settings)
+            self._links[endpoint] = _Opened(link)
+        return self._links[endpoint]

@@ -90,6 +90,11 @@ class Batcher(Generic[K]):
         return self._promised
 
     @property
+    def known_tokens(self) -> int:
+        """Tokens of all running sequences: the cells they hold once the next step is computed."""
+        return sum(e.known for e in self._running.values())
+
+    @property
     def tokens_to_fill(self) -> int:
         """Known tokens still without KV, of all sequences that do not decode yet."""
         return sum(left for e in self._entries() if (left := e.known - e.computed) > 1)

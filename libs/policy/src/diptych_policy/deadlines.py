@@ -24,11 +24,16 @@ class GiveUpAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Unread:
+    """Its gateway is gone and nobody came back for the answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndUnheard:
     """The end has not come back from the journal: publish it again."""
 
 
-Overdue = Expire | GiveUpAttempt | EndUnheard
+Overdue = Expire | GiveUpAttempt | Unread | EndUnheard
 
 
 def overdue(live: LiveRequest, *, now_s: float, unix_ms: int, end_again_s: float) -> Overdue | None:
@@ -40,6 +45,8 @@ def overdue(live: LiveRequest, *, now_s: float, unix_ms: int, end_again_s: float
             return EndUnheard() if now_s - live.since_s >= end_again_s else None
     if unix_ms >= live.record.deadline_unix_ms:
         return Expire("the total deadline passed")
+    if live.attendance.given_up(now_s=now_s):
+        return Unread()
     return _token_overdue(live, now_s)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation
+from diptych_policy.prefix_index import PrefixIndex
+from diptych_policy.prefixes import PromptBlocks
 
 
 @dataclass(slots=True)
@@ -15,6 +17,7 @@ class Worker:
     load: WorkerLoad | None = None
     assigned: int = 0
     assigned_tokens: int = 0
+    assigned_prefill_tokens: int = 0
     last_chosen: int = 0
 
     @property
@@ -35,8 +38,8 @@ class Worker:
 
     @property
     def prefill_backlog_tokens(self) -> int:
-        """Prompt tokens still to be computed, as last reported."""
-        return self.load.waiting_tokens if self.load else 0
+        """Prompt tokens still to be computed: as last reported, and given since."""
+        return (self.load.waiting_tokens if self.load else 0) + self.assigned_prefill_tokens
 
     def has_room(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` would fit now."""
@@ -54,6 +57,8 @@ class Fleet:
         self._workers: dict[Incarnation, Worker] = {}
         self._alive: set[Incarnation] = set()
         self._choices = 0
+        self.blocks = PrefixIndex()
+        """What each worker has cached."""
 
     def register(self, registration: WorkerRegistration) -> None:
         """A worker has published, or refreshed, what it offers."""
@@ -66,6 +71,7 @@ class Fleet:
     def unregister(self, worker: Incarnation) -> None:
         """A registration has expired or was taken back."""
         self._workers.pop(worker, None)
+        self.blocks.forget(worker)
 
     def found(self, member: Incarnation) -> None:
         """A member beats."""
@@ -85,21 +91,34 @@ class Fleet:
         if worker is not None:
             worker.load = load
 
-    def assign(self, worker: Incarnation, tokens: int) -> None:
-        """A sequence of `tokens` was given to `worker`."""
+    def prefill_tokens(self, worker: Incarnation, prompt: PromptBlocks, prompt_tokens: int) -> int:
+        """Prompt tokens that `worker` would have to compute: those it has not cached."""
+        entry = self._workers.get(worker)
+        if entry is None or worker not in self.blocks:
+            return prompt_tokens
+        registration = entry.registration
+        size = registration.layout.block_tokens
+        hashes = prompt.hashes(registration.fingerprint.base, size)
+        overlap = self.blocks.overlap_blocks(worker, hashes) * size
+        return max(1, prompt_tokens - overlap)
+
+    def assign(self, worker: Incarnation, tokens: int, *, prefill_tokens: int = 0) -> None:
+        """A sequence of `tokens` was given to `worker`, which computes `prefill_tokens` of them."""
         entry = self._workers.get(worker)
         if entry is not None:
             self._choices += 1
             entry.assigned += 1
             entry.assigned_tokens += tokens
+            entry.assigned_prefill_tokens += prefill_tokens
             entry.last_chosen = self._choices
 
-    def unassign(self, worker: Incarnation, tokens: int) -> None:
+    def unassign(self, worker: Incarnation, tokens: int, *, prefill_tokens: int = 0) -> None:
         """A sequence given to `worker` has left it."""
         entry = self._workers.get(worker)
         if entry is not None:
             entry.assigned = max(0, entry.assigned - 1)
             entry.assigned_tokens = max(0, entry.assigned_tokens - tokens)
+            entry.assigned_prefill_tokens = max(0, entry.assigned_prefill_tokens - prefill_tokens)
 
     def usable(self, model: str, role: Role) -> Iterator[Worker]:
         """Workers that serve `model` in `role`, beat, and are not draining."""

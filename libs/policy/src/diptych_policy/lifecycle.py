@@ -86,6 +86,20 @@ class MemberWasLost:
     member: Incarnation
 
 
+@dataclass(frozen=True, slots=True)
+class MemberWasFound:
+    """A member beats for the first time, or again."""
+
+    member: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class AnswersAttended:
+    """Clients of another gateway than their own read these answers now."""
+
+    request_ids: tuple[RequestId, ...]
+
+
 Event = (
     RequestArrived
     | RecordCreated
@@ -96,6 +110,8 @@ Event = (
     | JobAnswered
     | Ticked
     | MemberWasLost
+    | MemberWasFound
+    | AnswersAttended
 )
 
 # Effects

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import Cancel, GenerateJob, Generation, Job, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import Assignment, Mode, Request, RequestRecord
+from diptych_policy.attendance import Attendance
 from diptych_policy.journal import RequestView
+from diptych_policy.prefixes import PromptBlocks
 from diptych_policy.routing import Demand
 
 
@@ -20,6 +23,14 @@ class Stage(StrEnum):
     ROUTED = "routed"
     FENCING = "fencing"
     ENDING = "ending"
+
+
+class Booking(NamedTuple):
+    """What an attempt was given room for at one worker."""
+
+    tokens: int
+    prefill_tokens: int
+    """Of these, what the worker has to compute before the first token."""
 
 
 @dataclass(slots=True)
@@ -36,6 +47,8 @@ class LiveRequest:
     arrived_s: float
     progress_s: float
     """When the current attempt last added a token."""
+    attendance: Attendance
+    """Whether it is read; its gateway's concern while that lives."""
     decode_started: bool = False
     failures: int = 0
     """Attempts that live workers gave up in a row."""
@@ -46,10 +59,14 @@ class LiveRequest:
     """Workers that said no, and until when that counts."""
     unplaced: str = ""
     """Why no workers were found."""
-    booked: dict[Incarnation, int] = field(default_factory=dict)
-    """Tokens booked in the fleet, by worker."""
+    booked: dict[Incarnation, Booking] = field(default_factory=dict)
+    """What is booked in the fleet, by worker."""
     end: End | None = None
     """The end its owner wants, once it is `ending`."""
+    prompt: PromptBlocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = PromptBlocks(self.request.tenant, self.request.prompt_ids)
 
     def to(self, stage: Stage, *, now_s: float) -> None:
         """Enter `stage`."""
@@ -72,6 +89,7 @@ class LiveRequest:
             answer_tokens=self.request.stopping.max_tokens - done,
             forced=self.request.forced,
             excluded=frozenset(self.excluded),
+            prompt=self.prompt,
         )
 
     def job(self, assignment: Assignment, *, unix_ms: int) -> Job:
@@ -95,6 +113,7 @@ class LiveRequest:
             generation=generation,
             decode_worker=assignment.decode,
             link=assignment.link or "",
+            next_link=assignment.next_link,
         )
 
     def fence(self) -> Fence:

@@ -31,12 +31,14 @@ from diptych_contracts.jobs import JobRefused, RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Started
 from diptych_contracts.requests import Assignment, RecordState, Request, RequestRecord
 from diptych_policy.adoption import ForeignRecords
-from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, overdue
+from diptych_policy.attendance import RESUME_GRACE_S, Attendance, grace_s
+from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import Change, JournalPart, RequestView
 from diptych_policy.lifecycle import (
     AdoptRecord,
     Announce,
+    AnswersAttended,
     CancelWork,
     CreateRecord,
     Effect,
@@ -44,6 +46,7 @@ from diptych_policy.lifecycle import (
     Event,
     JobAnswered,
     Journalled,
+    MemberWasFound,
     MemberWasLost,
     PublishEnd,
     PublishFence,
@@ -56,7 +59,7 @@ from diptych_policy.lifecycle import (
     SendJob,
     Ticked,
 )
-from diptych_policy.live_request import LiveRequest, Stage
+from diptych_policy.live_request import Booking, LiveRequest, Stage
 from diptych_policy.ordering import order_key
 from diptych_policy.routing import Unplaced, choose
 
@@ -75,6 +78,8 @@ class Limits:
     max_back_off_s: float = 1.0
     end_again_s: float = 2.0
     """An `End` that does not come back from the journal is published again after this."""
+    resume_grace_s: float = RESUME_GRACE_S
+    """How long a request with resume intent outlives its gateway unread."""
 
 
 class Ledger:
@@ -145,8 +150,8 @@ class Ledger:
                 effects = self._journalled(event)
             case JobAnswered():
                 effects = self._answered(event)
-            case MemberWasLost(member):
-                effects = self._lost(member)
+            case MemberWasLost() | MemberWasFound() | AnswersAttended():
+                effects = self._heard_of_members(event)
             case Ticked():
                 self._may_place = True
                 effects = [e for live in list(self._live.values()) for e in self._due(live)]
@@ -163,7 +168,7 @@ class Ledger:
             state=RecordState.QUEUED,
             request_seq=event.request_seq,
             journal_seq=event.journal_seq,
-            deadline_unix_ms=request.created_unix_ms + int(request.deadlines.total_s * 1000),
+            deadline_unix_ms=request.deadline_unix_ms,
         )
         self._enter(request, record, Stage.CREATING)
         return [CreateRecord(record)]
@@ -179,6 +184,7 @@ class Ledger:
             since_s=self._now_s,
             arrived_s=self._now_s,
             progress_s=self._now_s,
+            attendance=Attendance(grace_s(request, self._limits.resume_grace_s)),
         )
         self._live[request.request_id] = live
         return live
@@ -221,11 +227,28 @@ class Ledger:
         live = self._live.get(request_id)
         return self._forget(live) if live is not None else []
 
+    def _heard_of_members(
+        self, event: MemberWasLost | MemberWasFound | AnswersAttended
+    ) -> list[Effect]:
+        match event:
+            case MemberWasLost(member):
+                return self._lost(member)
+            case MemberWasFound(member):  # a gateway that was only frozen knows its readers
+                self._may_place = True
+                for live in self._live.values():
+                    if live.request.gateway == member:
+                        live.attendance.read()
+            case AnswersAttended(request_ids):
+                for request_id in self._live.keys() & set(request_ids):
+                    self._live[request_id].attendance.read_elsewhere(now_s=self._now_s)
+        return []
+
     def _lost(self, member: Incarnation) -> list[Effect]:
         effects: list[Effect] = []
         for live in list(self._live.values()):
-            if live.request.gateway == member and live.stage is not Stage.ENDING:
-                effects += self._end(live, EndReason.CANCELLED, f"{member} is gone")
+            if live.request.gateway == member:
+                live.attendance.unread(now_s=self._now_s)
+                effects += self._due(live)
             elif live.stage is Stage.ROUTED and live.needs(member):
                 effects += self._retry(live, f"{member} is gone", lost=True)
         return effects + [AdoptRecord(record) for record in self._foreign.take_from(member)]
@@ -393,10 +416,13 @@ class Ledger:
     def _book(self, live: LiveRequest, assignment: Assignment) -> None:
         demand = live.demand()
         if assignment.prefill is not None and not live.decode_started:
-            live.booked[assignment.prefill] = demand.prompt_tokens
-        live.booked[assignment.decode] = demand.prompt_tokens + demand.answer_tokens
-        for worker, tokens in live.booked.items():
-            self._fleet.assign(worker, tokens)
+            to_compute = self._fleet.prefill_tokens(
+                assignment.prefill, demand.prompt, demand.prompt_tokens
+            )
+            live.booked[assignment.prefill] = Booking(demand.prompt_tokens, to_compute)
+        live.booked[assignment.decode] = Booking(demand.prompt_tokens + demand.answer_tokens, 0)
+        for worker, (tokens, prefill_tokens) in live.booked.items():
+            self._fleet.assign(worker, tokens, prefill_tokens=prefill_tokens)
 
     def _queue(self, live: LiveRequest) -> None:
         live.to(Stage.QUEUED, now_s=self._now_s)
@@ -404,7 +430,8 @@ class Ledger:
 
     def _release(self, live: LiveRequest, *, keep: Incarnation | None = None) -> None:
         for worker in [w for w in live.booked if w != keep]:
-            self._fleet.unassign(worker, live.booked.pop(worker))
+            tokens, prefill_tokens = live.booked.pop(worker)
+            self._fleet.unassign(worker, tokens, prefill_tokens=prefill_tokens)
             self._may_place = True
 
     def _send(self, live: LiveRequest, assignment: Assignment) -> SendJob:
@@ -488,6 +515,9 @@ class Ledger:
                 return self._end(live, EndReason.EXPIRED, detail)
             case GiveUpAttempt(why):
                 return self._retry(live, why, lost=True)
+            case Unread():
+                gateway = live.request.gateway
+                return self._end(live, EndReason.CANCELLED, f"{gateway} is gone")
             case EndUnheard():
                 live.since_s = self._now_s
                 end = live.end or live.end_as(EndReason.FAILED, "no end was published")

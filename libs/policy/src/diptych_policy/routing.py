@@ -1,16 +1,19 @@
 """Where a request runs: `remote` whenever a compatible prefill and decode worker are there.
 
 Among workers with room the least loaded wins; ties go to the one chosen longest ago, so that equal
-workers share the work.
+workers share the work. A prefill worker's load is the prompt tokens it has to compute, those of
+this request included that it has not cached: so a prefix attracts its kind, until the queue before
+it costs more than computing it elsewhere, and then there are two that have it.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import Assignment, Forced, Mode
 from diptych_policy.fleet import Fleet, Worker
+from diptych_policy.prefixes import PromptBlocks
 
 UNFORCED = Forced()
 
@@ -27,6 +30,8 @@ class Demand:
     forced: Forced = UNFORCED
     excluded: frozenset[Incarnation] = frozenset()
     """Workers that said no a moment ago."""
+    prompt: PromptBlocks = field(default_factory=lambda: PromptBlocks("", ()))
+    """What it begins with, for whoever has that cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +42,18 @@ class Unplaced:
 
 
 def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> list[str]:
-    """KV links over which `prefill` can write into `decode`, fastest first."""
+    """KV links over which `prefill` can write into `decode`, fastest first.
+
+    A worker writes over the kinds it offers itself. An endpoint that names a host reaches no
+    further: shared memory always does, a listener on loopback too.
+    """
     if prefill.fingerprint != decode.fingerprint or prefill.layout != decode.layout:
         return []
+    spoken = {endpoint.kind for endpoint in prefill.endpoints}
     return [
         endpoint.kind
         for endpoint in decode.endpoints
-        if endpoint.kind != "shm" or endpoint.host == prefill.host
+        if endpoint.kind in spoken and endpoint.host in ("", prefill.host)
     ]
 
 
@@ -57,7 +67,7 @@ def choose(demand: Demand, fleet: Fleet) -> Assignment | Unplaced:
         return _local(demand, decodes, prefills)
     ready = [worker for worker in prefills if worker.id not in demand.excluded]
     if demand.forced.mode is Mode.REMOTE or _pairs(demand, ready, decodes):
-        return _remote(demand, prefills, decodes)
+        return _remote(demand, fleet, prefills, decodes)
     return _local(demand, decodes, prefills)
 
 
@@ -70,7 +80,9 @@ def _local(demand: Demand, decodes: list[Worker], prefills: list[Worker]) -> Ass
     return Assignment(mode=Mode.LOCAL, decode=worker.id)
 
 
-def _remote(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> Assignment | Unplaced:
+def _remote(
+    demand: Demand, fleet: Fleet, prefills: list[Worker], decodes: list[Worker]
+) -> Assignment | Unplaced:
     pairs = _pairs(demand, prefills, decodes)
     if not pairs:
         return Unplaced("no prefill worker can hand its KV to a decode worker")
@@ -82,32 +94,36 @@ def _remote(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> As
     )
     if decode is None:
         return Unplaced("every decode worker is full")
-    links = {prefill.id: link for prefill, peer, link in pairs if peer is decode}
+    links = {prefill.id: links for prefill, peer, links in pairs if peer is decode}
     prefill = _least_loaded(
         [worker for worker in prefills if worker.id in links],
         demand.prompt_tokens,
         demand.excluded,
-        lambda worker: worker.prefill_backlog_tokens + worker.assigned_tokens,
+        lambda worker: (
+            worker.prefill_backlog_tokens
+            + fleet.prefill_tokens(worker.id, demand.prompt, demand.prompt_tokens)
+        ),
     )
     if prefill is None:
         return Unplaced("every prefill worker is full")
+    link, next_link = (*links[prefill.id], None)[:2]
     return Assignment(
-        mode=Mode.REMOTE, prefill=prefill.id, decode=decode.id, link=links[prefill.id]
+        mode=Mode.REMOTE, prefill=prefill.id, decode=decode.id, link=link, next_link=next_link
     )
 
 
 def _pairs(
     demand: Demand, prefills: list[Worker], decodes: list[Worker]
-) -> list[tuple[Worker, Worker, str]]:
-    """Every (prefill, decode, link) that can work together."""
+) -> list[tuple[Worker, Worker, list[str]]]:
+    """Every (prefill, decode, links) that can work together."""
     wanted = demand.forced.link
     found = []
     for prefill in prefills:
         for decode in decodes:
-            links = links_between(prefill.registration, decode.registration)
-            link = next((link for link in links if wanted in (None, link)), None)
-            if link is not None:
-                found.append((prefill, decode, link))
+            common = links_between(prefill.registration, decode.registration)
+            links = [link for link in common if wanted in (None, link)]
+            if links:
+                found.append((prefill, decode, links))
     return found
 
 

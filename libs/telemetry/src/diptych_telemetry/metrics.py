@@ -113,11 +113,16 @@ class TransferMetrics:
 
     def __init__(self) -> None:
         self.bytes = counter("kv_transfer_bytes_total", "KV bytes written.", "link")
+        self.moving = counter(
+            "kv_transfer_moving_seconds_total",
+            "Time spent on moving KV bytes: export, checksum, send and acknowledgement.",
+            "link",
+        )
         self.outcomes = counter("kv_transfers_total", "Transfers ended.", "link", "outcome")
         self.slots_used = gauge("kv_transfer_slots_used", "Block slots held by tickets.")
         self.duration = histogram(
             "kv_transfer_duration_seconds",
-            "From the first block written to the last one verified.",
+            "From the end of prefill to the peer's acceptance.",
             "link",
             buckets=FIRST_TOKEN_BUCKETS_S,
         )

@@ -27,6 +27,8 @@ class VllmMetrics:
         self.kv_usage_frac = families.kv_usage.labels(model_name)
         self.prompt_tokens = families.prompt_tokens.labels(model_name)
         self.generation_tokens = families.generation_tokens.labels(model_name)
+        self.prefix_queries = families.prefix_queries.labels(model_name)
+        self.prefix_hits = families.prefix_hits.labels(model_name)
         self.first_token = families.first_token.labels(model_name)
         self.inter_token = families.inter_token.labels(model_name)
         self.end_to_end = families.end_to_end.labels(model_name)
@@ -78,6 +80,12 @@ class _Families:
         )
         self.prompt_tokens = _counter("prompt_tokens_total", "Prompt tokens prefilled.")
         self.generation_tokens = _counter("generation_tokens_total", "Tokens generated.")
+        self.prefix_queries = _counter(
+            "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."
+        )
+        self.prefix_hits = _counter(
+            "prefix_cache_hits_total", "Prompt tokens whose KV was in the prefix cache."
+        )
         self.first_token = _histogram(
             "time_to_first_token_seconds", "From a job's arrival to its first token."
         )

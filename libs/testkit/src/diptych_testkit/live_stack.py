@@ -115,10 +115,11 @@ class Process:
 
 
 class LiveStack:
-    """One nats-server and any number of services."""
+    """One nats-server and any number of services; workers compute with `engine`."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, *, engine: str = "llamacpp", **settings: str) -> None:
         self.folder = folder
+        self._engine = engine
         self.nats = NatsServer(folder / "nats")
         self.nats.start_blocking()
         self.port = free_port()
@@ -136,6 +137,8 @@ class LiveStack:
         own: dict[str, str] = {}
         if service == "gateway":
             own = {"PORT": str(self.port)}
+        elif service.endswith("worker") and self._engine == "sim":
+            own = {"ENGINE": "sim", "MODEL": MODEL}
         elif service.endswith("worker"):
             own = {"MODEL_PATH": str(gguf_path()), "MODEL": MODEL, "THREADS": "1"}
         prefix = f"DIPTYCH_{service.upper().replace('-', '_')}__"
@@ -148,10 +151,13 @@ class LiveStack:
         self.processes.append(process)
         return process
 
-    def start_all(self) -> None:
-        """One of each, ready."""
+    def start_all(self, workers: Mapping[str, str] | None = None) -> None:
+        """One of each, ready; both workers with the settings `workers`."""
         services = ("prefill-worker", "decode-worker", "scheduler", "power-governor", "gateway")
-        started = [self.start(service) for service in services]
+        started = [
+            self.start(service, **(workers or {} if service.endswith("worker") else {}))
+            for service in services
+        ]
         for process in started:
             process.wait_ready()
         self.wait_for_model()

@@ -131,18 +131,19 @@ class SmallFleet:
 
     async def until_reserved(self, worker: str, timeout_s: float = 10.0) -> None:
         """Wait until `worker` has given a ticket."""
-        await self._until_load(
+        await self.until_load(
             lambda: self.loads[worker].transfer_slots_used > 0, timeout_s=timeout_s
         )
 
     async def settled(self, timeout_s: float = 10.0) -> None:
         """Wait until no worker holds a sequence, a KV cell or a transfer slot."""
-        await self._until_load(
+        await self.until_load(
             lambda: all(_holds_nothing(self.loads[w]) for w in self.loads if w in self.lives),
             timeout_s=timeout_s,
         )
 
-    async def _until_load(self, holds: Callable[[], bool], *, timeout_s: float) -> None:
+    async def until_load(self, holds: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+        """Wait for fresh telemetry of every worker until `holds()`."""
         self.loads.clear()
         workers = {n for n, life in self.lives.items() if life.member.service.endswith("worker")}
         async with asyncio.timeout(timeout_s):

@@ -12,18 +12,11 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType, qua
 from numpy.typing import NDArray
 
 from diptych_contracts.cards import Fingerprint, ModelCard
+from diptych_engine.sim_card import BOS_ID, CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, byte_letters
 from diptych_text.gguf_tokenizer import tokenizer_json
 
-CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-EOS_ID = 2
-BOS_ID = 1
 CONTEXT_TOKENS = 2048
 BLOCK_TOKENS = 64
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 _WORDS = ("the", "and", "ing", "Hello", "user", "assistant", "system", "Ġworld", "Ġa", "er", "on")
 _SPECIAL = {
     "tokenizer.ggml.bos_token_id": BOS_ID,
@@ -37,7 +30,7 @@ _HEAD = _WIDTH // _HEADS
 
 def tiny_metadata() -> dict[str, Any]:
     """The tokenizer part of the tiny model's GGUF metadata: 3 control tokens, 256 bytes, words."""
-    tokens, merges = [*CONTROL_TOKENS, *_letters()], []
+    tokens, merges = [*CONTROL_TOKENS, *byte_letters()], []
     for word in _WORDS:
         for end in range(2, len(word) + 1):
             if word[:end] not in tokens:
@@ -143,9 +136,3 @@ def _tensors(seed: int, *, vocab: int) -> Iterator[tuple[str, NDArray[np.float32
         yield f"blk.{layer}.ffn_gate.weight", noise(_FORWARD, _WIDTH)
         yield f"blk.{layer}.ffn_up.weight", noise(_FORWARD, _WIDTH)
         yield f"blk.{layer}.ffn_down.weight", noise(_WIDTH, _FORWARD)
-
-
-def _letters() -> list[str]:
-    """The 256 letters of a byte-level vocabulary, in the order of GPT-2."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return [chr(b) for b in printable] + [chr(0x100 + n) for n in range(256 - len(printable))]

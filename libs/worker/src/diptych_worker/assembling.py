@@ -12,15 +12,20 @@ from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.sampling import Stopping
 from diptych_engine.gguf_card import card_from_gguf
 from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
+from diptych_engine.llamacpp.settings import MAX_SEQUENCES, PREFIX_SEQUENCES
 from diptych_engine.port import Engine
+from diptych_engine.sim import SimSettings, SimStepEngine
+from diptych_engine.sim_card import sim_card, spoken_tokens
 from diptych_engine.step_loop import StepLoop
 from diptych_kvlink.incoming import IncomingTransfers
-from diptych_kvlink.lockfile import boot_id
+from diptych_kvlink.links import LinkSettings
+from diptych_kvlink.lockfile import host_id
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_policy.job_admission import JobAdmission
 from diptych_power.sim import SimulatedDevice
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
@@ -41,10 +46,13 @@ async def serve(member: Member, settings: WorkerSettings, role: Role) -> None:
 
 def read_card(settings: WorkerSettings) -> ModelCard:
     """The card of the configured model. Raises `Permanent` with one clear line."""
-    if settings.model_path == Path():
+    if settings.model_path != Path():
+        model = settings.model or settings.model_path.stem
+        card = card_from_gguf(settings.model_path, model=model)
+    elif settings.engine == "sim":
+        card = sim_card(model=settings.model or "sim")
+    else:
         raise Permanent("no model: set MODEL_PATH to a GGUF file")
-    model = settings.model or settings.model_path.stem
-    card = card_from_gguf(settings.model_path, model=model)
     limit = settings.context_tokens or card.context_tokens
     context_tokens = min(limit, card.context_tokens, settings.kv_tokens)
     return msgspec.structs.replace(card, context_tokens=context_tokens)
@@ -57,7 +65,13 @@ def load_engine(settings: WorkerSettings, card: ModelCard) -> Engine:
     def answer_text(stopping: Stopping) -> AnswerText:
         return AnswerText(codec, stopping.stop)
 
-    step_engine = LlamaCppEngine(
+    if settings.engine == "sim":
+        return StepLoop(_sim(settings, card, codec), answer_text)
+    return StepLoop(_llamacpp(settings, card), answer_text)
+
+
+def _llamacpp(settings: WorkerSettings, card: ModelCard) -> LlamaCppEngine:
+    return LlamaCppEngine(
         settings.model_path,
         card,
         LlamaCppSettings(
@@ -65,9 +79,29 @@ def load_engine(settings: WorkerSettings, card: ModelCard) -> Engine:
             threads=settings.threads or None,
             kv_tokens=settings.kv_tokens,
             max_sequences=settings.max_sequences,
+            prefix_sequences=_prefix_sequences(settings),
         ),
     )
-    return StepLoop(step_engine, answer_text)
+
+
+def _sim(settings: WorkerSettings, card: ModelCard, codec: TextCodec) -> SimStepEngine:
+    return SimStepEngine(
+        SimSettings(
+            spoken=spoken_tokens(codec),
+            vocab_size=card.vocab_size,
+            eos_ids=card.eos_ids,
+            fingerprint=card.fingerprint,
+            context_tokens=card.context_tokens,
+            kv_tokens=settings.kv_tokens,
+            max_sequences=settings.max_sequences,
+            prefix_sequences=_prefix_sequences(settings),
+        )
+    )
+
+
+def _prefix_sequences(settings: WorkerSettings) -> int:
+    spare = MAX_SEQUENCES - settings.max_sequences
+    return max(0, min(PREFIX_SEQUENCES, spare)) if settings.prefix_cache else 0
 
 
 async def run_worker(
@@ -81,14 +115,16 @@ async def run_worker(
 ) -> None:
     """Join `engine` and `device` to the bus and the KV links, and serve."""
     spec = engine.spec
+    link_settings = LinkSettings(kinds=settings.links, host=settings.kv_host, port=settings.kv_port)
     incoming = IncomingTransfers(
         spec.layout,
         slots=settings.transfer_slots,
         lease_s=settings.lease_s,
         name=member.incarnation,
+        links=link_settings,
         fingerprint=spec.fingerprint,
     )
-    links = WriterLinks(member.incarnation, clock=member.now_s)
+    links = WriterLinks(member.incarnation, settings=link_settings, clock=member.now_s)
     registration = WorkerRegistration(
         worker=member.incarnation,
         role=role,
@@ -100,12 +136,15 @@ async def run_worker(
         max_sequences=spec.max_sequences,
         kv_tokens=spec.kv_tokens,
         context_tokens=card.context_tokens,
-        host=boot_id(),
+        host=host_id(),
         cap_min_w=device.cap_min_w,
         cap_default_w=device.cap_default_w,
     )
     metrics = WorkerMetrics(card.model, spec)
-    news = EngineNews(member.bus, member.incarnation, device, metrics, now_s=member.now_s)
+    blocks = AnnouncedBlocks(member.bus, member.incarnation)
+    news = EngineNews(
+        member.bus, member.incarnation, device, metrics, blocks=blocks, now_s=member.now_s
+    )
     admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
     parts = Parts(
         engine=engine,
@@ -114,12 +153,13 @@ async def run_worker(
         hand_over=HandOver(
             member.bus,
             engine,
-            lambda ticket, sent_s: links.transfer(ticket, sent_s=sent_s),
-            worker=member.incarnation,
+            links,
+            metrics=metrics,
             transfer_s=settings.transfer_s,
             now_s=member.now_s,
         ),
         take_over=TakeOver(incoming, admission, spec.fingerprint, now_s=member.now_s),
+        blocks=blocks,
         register=Register(member.bus, registration, card),
         device=device,
         metrics=metrics,
@@ -131,5 +171,5 @@ async def run_worker(
     finally:
         news.closed = True
         await asyncio.to_thread(engine.stop)  # before the links: it may be writing
-        links.close()
+        await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
         incoming.close()

@@ -25,8 +25,14 @@ class Attempt:
     first_token_s: float | None = None
     token_s: float | None = None
     """When it last had a token."""
+    engine: str = ""
+    """Adapter and build of the engine here."""
+    cached_tokens: int = 0
+    """Leading tokens whose KV was cached here."""
     energy_j: float = 0.0
     energy_source: str = "sim"
+    link: str = ""
+    """PREFILL: the KV link it holds a ticket for; empty before it has one."""
     verified_s: float = 0.0
     """DECODE: how long it took to verify the KV."""
     sampled: asyncio.Future[NewTokens] = field(default_factory=asyncio.Future)
@@ -36,6 +42,8 @@ class Attempt:
     failure: Refused | None = None
     """Why the engine dropped it."""
     task: asyncio.Task[None] | None = None
+    stopping: bool = False
+    """It was told to stop: once is enough, twice would break off its clean-up."""
 
     @property
     def key(self) -> SequenceKey:
@@ -65,7 +73,7 @@ class Attempt:
         first_s = now_s if self.first_token_s is None else self.first_token_s
         match self.job:
             case PrefillJob(link=link):
-                return self._prefilled(Mode.REMOTE, started_s, first_s, link=link)
+                return self._prefilled(Mode.REMOTE, started_s, first_s, link=self.link or link)
             case GenerateJob():
                 local = self._prefilled(Mode.LOCAL, started_s, first_s, link="")
                 return self._decoded(local, now_s - first_s, self._decode_share(first_s, now_s))
@@ -82,6 +90,8 @@ class Attempt:
             prefill_ms=_ms(first_s - started_s),
             prefill_j=self.energy_j,
             energy_source=self.energy_source,
+            cached_tokens=self.cached_tokens,
+            engine=self.engine,
         )
 
     def _decoded(self, report: Report, decode_s: float, share: float) -> Report:
@@ -90,6 +100,7 @@ class Attempt:
         return msgspec.structs.replace(
             report,
             decode_worker=self.worker,
+            engine=self.engine,
             transfer_ms=report.transfer_ms + _ms(self.verified_s),
             decode_ms=_ms(decode_s),
             prefill_j=report.prefill_j - decode_j if local else report.prefill_j,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from diptych_bus.port import Journal
-from diptych_contracts.errors import Refused
+from diptych_contracts.errors import DiptychError, Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, TokenEntry, TokenFrame
@@ -20,6 +20,7 @@ from diptych_engine.port import (
     StepReport,
 )
 from diptych_telemetry import logger
+from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
 from diptych_worker.device import Device
 from diptych_worker.metering import WorkerMetrics
@@ -39,9 +40,11 @@ class EngineNews:
         device: Device,
         metrics: WorkerMetrics,
         *,
+        blocks: AnnouncedBlocks,
         now_s: Callable[[], float],
     ) -> None:
         self._journal = journal
+        self._blocks = blocks
         self._worker = worker
         self._device = device
         self._metrics = metrics
@@ -60,24 +63,25 @@ class EngineNews:
         while self._journal.ring_full and not self.closed:
             time.sleep(_PAUSE_S)
 
-    def fail(self, attempt: Attempt, reason: str, detail: str, *, retryable: bool = True) -> None:
-        """Tell the owner that this worker gives `attempt` up."""
-        log.warning(
-            "attempt_failed", request_id=attempt.key.request_id, reason=reason, detail=detail
-        )
+    def fail(self, attempt: Attempt, err: DiptychError) -> None:
+        """Tell the owner that `attempt` cannot go on here; it knows of its own cancels."""
+        refused = err if isinstance(err, Refused) else Refused(type(err).__name__, str(err))
+        if refused.reason == RefusalReason.CANCELLED:
+            return
+        log.warning("attempt_failed", request_id=attempt.key.request_id, error=str(refused))
         failed = AttemptFailed(
             request_id=attempt.key.request_id,
             attempt=attempt.key.attempt,
-            worker=self._worker,
-            reason=reason,
-            detail=detail,
-            retryable=retryable,
+            worker=Incarnation(refused.by or self._worker),
+            reason=refused.reason,
+            detail=str(err),
         )
         self._journal.append(attempt.gateway, failed)
 
     def _on_step(self, report: StepReport) -> None:
         self._charge(report)
         self._metrics.step(report)
+        self._blocks.changed(stored=report.blocks_stored, removed=report.blocks_removed)
         entries: dict[Incarnation, list[TokenEntry]] = defaultdict(list)
         ends: dict[Incarnation, list[End]] = defaultdict(list)
         for news in report.news:
@@ -87,6 +91,8 @@ class EngineNews:
                     pass
                 case SequenceStarted():
                     attempt.started_s = self._now_s()
+                    attempt.cached_tokens = news.cached_tokens
+                    self._metrics.started(attempt)
                 case NewTokens():
                     if news.token_ids:
                         entries[attempt.gateway].append(_entry(news))

@@ -9,8 +9,15 @@ import msgspec
 
 from diptych_bus.port import Bus
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, DiptychError, Expired, Refused
-from diptych_contracts.ids import Incarnation, transfer_id
+from diptych_contracts.errors import (
+    BusAway,
+    DiptychError,
+    Expired,
+    Incompatible,
+    LinkBroken,
+    Refused,
+)
+from diptych_contracts.ids import TransferId, transfer_id
 from diptych_contracts.jobs import (
     DecodeJob,
     Generation,
@@ -29,9 +36,12 @@ from diptych_contracts.transfers import (
 from diptych_contracts.wire import Message
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.outgoing import OutgoingTransfer
-from diptych_telemetry import names, tracer
+from diptych_kvlink.writer_links import WriterLinks
+from diptych_telemetry import logger, names, tracer
 from diptych_worker.attempts import Attempt
+from diptych_worker.metering import WorkerMetrics
 
+log = logger("worker")
 spans = tracer("worker")
 
 _CALL_S = 0.5
@@ -46,16 +56,16 @@ class HandOver:
         self,
         bus: Bus,
         engine: Engine,
-        open_transfer: Callable[[Ticket, float], OutgoingTransfer],
+        links: WriterLinks,
         *,
-        worker: Incarnation,
+        metrics: WorkerMetrics,
         transfer_s: float,
         now_s: Callable[[], float],
     ) -> None:
         self._bus = bus
         self._engine = engine
-        self._open_transfer = open_transfer
-        self._worker = worker
+        self._links = links
+        self._metrics = metrics
         self._transfer_s = transfer_s
         self._now_s = now_s
 
@@ -65,29 +75,28 @@ class HandOver:
         Raises:
             DiptychError: the hand-off failed; nothing is held on either side.
         """
-        sent_s = self._now_s()
-        ticket = await self._reserve(job)
         transfer: OutgoingTransfer | None = None
         handed_over = False
         try:
-            transfer = self._open_transfer(ticket, sent_s)
+            transfer = await self._open(attempt, job)
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
                 span.set_attribute(names.INPUT_TOKENS, len(job.generation.prompt_ids))
                 self._engine.submit(_work(attempt, job.generation, transfer))
                 news = await attempt.sampled
             if news.finish is None:
-                await self._hand_over(attempt, job, ticket, transfer, news)
+                await self._hand_over(attempt, job, transfer, news)
                 handed_over = True
         finally:
             if transfer is not None and handed_over:
                 transfer.close()
-            else:
-                await asyncio.shield(self._withdraw(attempt, job, ticket, transfer))
+            elif attempt.link:
+                await asyncio.shield(self._withdraw(attempt, job, transfer))
 
     async def _withdraw(
-        self, attempt: Attempt, job: PrefillJob, ticket: Ticket, transfer: OutgoingTransfer | None
+        self, attempt: Attempt, job: PrefillJob, transfer: OutgoingTransfer | None
     ) -> None:
         """Stop computing, stop writing, and only then give the ticket back."""
+        self._metrics.not_handed_over(attempt.link)
         if not attempt.left.is_set():
             self._engine.abort(attempt.key)
             await attempt.left.wait()
@@ -95,35 +104,59 @@ class HandOver:
         while not closed and transfer is not None:
             await asyncio.sleep(_CLOSING_S)
             closed = transfer.close()
-        release = Release(transfer_id=ticket.transfer_id, reason="not handed over")
+        release = Release(transfer_id=_transfer_id(job.generation), reason="not handed over")
         with contextlib.suppress(DiptychError):  # else its lease frees it
             await self._bus.request(
                 subjects.kv(job.decode_worker, "release"), release, Released, timeout_s=_CALL_S
             )
 
-    async def _reserve(self, job: PrefillJob) -> Ticket:
+    async def _open(self, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
+        """A ticket and its open link: the job's, or the next one if that cannot be opened."""
+        try:
+            return await self._open_over(job.link, attempt, job)
+        except (Incompatible, LinkBroken) as err:
+            if job.next_link is None:
+                raise
+            log.warning(
+                "kv_link_fell_back",
+                request_id=attempt.key.request_id,
+                link=job.link,
+                next_link=job.next_link,
+                error=str(err),
+            )
+        self._metrics.fell_back(job.link)
+        return await self._open_over(job.next_link, attempt, job)
+
+    async def _open_over(self, link: str, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
+        sent_s = self._now_s()
+        with spans.start_as_current_span(names.KV_RESERVE) as span:
+            span.set_attribute(names.LINK, link)
+            span.set_attribute(names.LINK_FELL_BACK, link != job.link)
+            ticket = await self._reserve(job, link)
+            attempt.link = link
+            return await self._links.transfer(ticket, sent_s=sent_s)
+
+    async def _reserve(self, job: PrefillJob, link: str) -> Ticket:
         generation, spec = job.generation, self._engine.spec
         reserve = Reserve(
-            transfer_id=transfer_id(generation.request_id, generation.attempt),
+            transfer_id=_transfer_id(generation),
             generation=generation,
-            prefill_worker=self._worker,
-            link=job.link,
+            prefill_worker=self._links.writer,
+            link=link,
             layout=spec.layout,
             fingerprint=spec.fingerprint,
         )
-        with spans.start_as_current_span(names.KV_RESERVE):
-            answer: ReserveAnswer = await self._ask(
-                subjects.kv(job.decode_worker, "reserve"), reserve, ReserveAnswer
-            )
+        answer: ReserveAnswer = await self._ask(
+            subjects.kv(job.decode_worker, "reserve"), reserve, ReserveAnswer
+        )
         if isinstance(answer, ReserveRefused):
-            raise Refused(answer.reason, answer.detail)
+            raise Refused(answer.reason, answer.detail, by=job.decode_worker)
         return answer
 
     async def _hand_over(
         self,
         attempt: Attempt,
         job: PrefillJob,
-        ticket: Ticket,
         transfer: OutgoingTransfer,
         news: NewTokens,
     ) -> None:
@@ -132,13 +165,13 @@ class HandOver:
             digests = await transfer.digests(self._transfer_s)
             written_s = self._now_s() - ended_s
             n_bytes = sum(digest.n_bytes for digest in digests)
-            span.set_attribute(names.LINK, job.link)
+            span.set_attribute(names.LINK, transfer.kind)
             span.set_attribute(names.TRANSFER_BYTES, n_bytes)
             span.set_attribute(names.TRANSFER_BLOCKS, len(digests))
             decode = DecodeJob(
                 generation=job.generation,
-                prefill_worker=self._worker,
-                transfer_id=ticket.transfer_id,
+                prefill_worker=self._links.writer,
+                transfer_id=transfer.transfer_id,
                 first_ids=news.token_ids,
                 blocks=digests,
                 report=msgspec.structs.replace(
@@ -149,7 +182,13 @@ class HandOver:
             )
             answer: JobAnswer = await self._ask(subjects.job(job.decode_worker), decode, JobAnswer)
         if isinstance(answer, JobRefused):
-            raise Refused(answer.reason, answer.detail)
+            raise Refused(answer.reason, answer.detail, by=job.decode_worker)
+        self._metrics.handed_over(
+            transfer.kind,
+            n_bytes,
+            moving_s=transfer.moving_s,
+            took_s=self._now_s() - ended_s,
+        )
 
     async def _ask(self, subject: str, message: Message, reply: object) -> Any:
         """Ask until there is an answer; the peer is idempotent."""
@@ -165,6 +204,10 @@ class HandOver:
                 await asyncio.sleep(_PAUSE_S)
 
 
+def _transfer_id(generation: Generation) -> TransferId:
+    return transfer_id(generation.request_id, generation.attempt)
+
+
 def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> SequenceWork:
     return SequenceWork(
         key=attempt.key,
@@ -173,5 +216,6 @@ def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> Sequence
         answer_ids=generation.prefix_ids,
         sampling=generation.sampling,
         stopping=generation.stopping,
+        tenant=generation.tenant,
         sink=sink,
     )

@@ -2,6 +2,7 @@
 
 from diptych_contracts.fleet import WorkerLoad
 from diptych_engine.port import EngineSpec, Phase, StepReport
+from diptych_telemetry.metrics import transfers
 from diptych_telemetry.worker_metrics import steps, vllm
 from diptych_worker.attempts import Attempt
 
@@ -13,6 +14,7 @@ class WorkerMetrics:
         self._kv_tokens = spec.kv_tokens
         self._model = vllm(model)
         self._steps = steps()
+        self._transfers = transfers()
         block_tokens = spec.layout.block_tokens
         self._model.cache_config(
             model_name=model, block_tokens=block_tokens, blocks=spec.kv_tokens // block_tokens
@@ -34,6 +36,14 @@ class WorkerMetrics:
         self._steps.batch_tokens.observe(tokens)
         self._model.prompt_tokens.inc(report.prefill_tokens)
 
+    def started(self, attempt: Attempt) -> None:
+        """An attempt has begun, perhaps on a cached prefix."""
+        if attempt.phase is not Phase.DECODE:
+            generation = attempt.job.generation
+            asked = len(generation.prompt_ids) + len(generation.prefix_ids)
+            self._model.prefix_queries.inc(asked)
+            self._model.prefix_hits.inc(attempt.cached_tokens)
+
     def tokens(self, attempt: Attempt, n_tokens: int, now_s: float) -> None:
         """An attempt has new tokens."""
         self._model.generation_tokens.inc(n_tokens)
@@ -41,6 +51,21 @@ class WorkerMetrics:
             self._model.inter_token.observe(now_s - attempt.token_s)
         elif attempt.phase is not Phase.DECODE:
             self._model.first_token.observe(now_s - attempt.accepted_s)
+
+    def handed_over(self, link: str, n_bytes: int, *, moving_s: float, took_s: float) -> None:
+        """A transfer was taken over; its bytes took `moving_s`, most of it while computing."""
+        self._transfers.outcomes.labels(link, "handed_over").inc()
+        self._transfers.bytes.labels(link).inc(n_bytes)
+        self._transfers.moving.labels(link).inc(moving_s)
+        self._transfers.duration.labels(link).observe(took_s)
+
+    def not_handed_over(self, link: str) -> None:
+        """A transfer ended without its peer taking over."""
+        self._transfers.outcomes.labels(link, "withdrawn").inc()
+
+    def fell_back(self, link: str) -> None:
+        """`link` could not be opened; the attempt goes over the next one."""
+        self._transfers.outcomes.labels(link, "fell_back").inc()
 
     def ended(self, attempt: Attempt, now_s: float) -> None:
         """An attempt has left this worker."""

@@ -9,6 +9,7 @@ from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
 from diptych_contracts import subjects
+from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError, Refused, Unverified
 from diptych_contracts.fleet import WorkerLoad
@@ -30,6 +31,7 @@ from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswe
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey, SequenceWork
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_telemetry import logger, names, tracer
+from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
 from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
@@ -43,6 +45,7 @@ spans = tracer("worker")
 
 _LOAD_S = 0.1
 _SWEEP_S = 0.25
+_BLOCKS_S = 0.02
 _REFRESH_S = 10.0
 
 
@@ -55,6 +58,7 @@ class Parts:
     news: EngineNews
     hand_over: HandOver
     take_over: TakeOver
+    blocks: AnnouncedBlocks
     register: Register
     device: Device
     metrics: WorkerMetrics
@@ -73,6 +77,7 @@ class Worker:
         self._news = parts.news
         self._hand_over = parts.hand_over
         self._take_over = parts.take_over
+        self._blocks = parts.blocks
         self._register = parts.register
         self._device = parts.device
         self._metrics = parts.metrics
@@ -91,6 +96,7 @@ class Worker:
             turns = [
                 self._tasks.create_task(every(_LOAD_S, self._report)),
                 self._tasks.create_task(every(_SWEEP_S, self._sweep)),
+                self._tasks.create_task(every(_BLOCKS_S, self._blocks.announce)),
                 self._tasks.create_task(every(_REFRESH_S, self._register.refresh)),
             ]
             self._member.ready(True)
@@ -119,12 +125,13 @@ class Worker:
         job: Job = delivery.decode(Job)
         generation = job.generation
         key = SequenceKey(generation.request_id, generation.attempt)
+        began_s = self._member.now_s()
         try:
             duplicate, blocks = self._seat(job, key)
         except (Refused, Unverified) as err:
             return _refused(key, err)
         if not duplicate:
-            self._start(job, blocks)
+            self._start(job, blocks, verified_s=self._member.now_s() - began_s)
         return JobAccepted(request_id=key.request_id, attempt=key.attempt, duplicate=duplicate)
 
     def _seat(self, job: Job, key: SequenceKey) -> tuple[bool, list[KvBlock]]:
@@ -154,7 +161,7 @@ class Worker:
         for attempt in admitted.stale:
             self._tasks.create_task(self._stop(SequenceKey(key.request_id, attempt)))
 
-    def _start(self, job: Job, blocks: list[KvBlock]) -> None:
+    def _start(self, job: Job, blocks: list[KvBlock], *, verified_s: float) -> None:
         now_s = self._member.now_s()
         attempt = Attempt(
             job=job,
@@ -162,6 +169,8 @@ class Worker:
             accepted_s=now_s,
             expires_s=now_s + job.generation.budget_ms / 1000,
             energy_source=self._device.energy_source,
+            verified_s=verified_s,
+            engine=self._engine.spec.engine,
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
@@ -174,9 +183,7 @@ class Worker:
             else:
                 await self._decode(attempt, job, blocks)
         except DiptychError as err:
-            reason = err.reason if isinstance(err, Refused) else type(err).__name__
-            if reason != RefusalReason.CANCELLED:
-                self._news.fail(attempt, reason, str(err))
+            self._news.fail(attempt, err)
         finally:
             self._news.attempts.pop(attempt.key, None)
             del self._attempts[attempt.key]
@@ -208,6 +215,7 @@ class Worker:
                     answer_ids=(*generation.prefix_ids, *first_ids),
                     sampling=generation.sampling,
                     stopping=generation.stopping,
+                    tenant=generation.tenant,
                     blocks=blocks,
                     on_imported=self._when_imported(job),
                 )
@@ -241,10 +249,12 @@ class Worker:
         if attempt is None or attempt.task is None:
             self._take_over.cancel(*key)
             return
-        if attempt.phase is Phase.PREFILL:
-            attempt.task.cancel()
-        else:
-            self._engine.abort(key)
+        if not attempt.stopping:
+            attempt.stopping = True
+            if attempt.phase is Phase.PREFILL:
+                attempt.task.cancel()
+            else:
+                self._engine.abort(key)
         await asyncio.wait([attempt.task])
 
     # Hand-off
@@ -255,8 +265,11 @@ class Worker:
     async def _on_release(self, delivery: Delivery) -> Released:
         return self._take_over.release(delivery.decode(Release))
 
-    async def _on_control(self, delivery: Delivery) -> KvSnapshot:
-        return self._take_over.snapshot(self._me, delivery.decode(KvAsk))
+    async def _on_control(self, delivery: Delivery) -> KvSnapshot | BlocksSnapshot:
+        ask: KvAsk | BlocksQuery = delivery.decode(KvAsk | BlocksQuery)
+        if isinstance(ask, KvAsk):
+            return self._take_over.snapshot(self._me, ask)
+        return self._blocks.snapshot()
 
     # Time
 
@@ -264,7 +277,7 @@ class Worker:
         self._take_over.sweep()
         now_s = self._member.now_s()
         for attempt in list(self._attempts.values()):
-            if now_s >= attempt.expires_s:
+            if now_s >= attempt.expires_s and not attempt.stopping:
                 log.warning("attempt_expired", request_id=attempt.key.request_id)
                 self._tasks.create_task(self._stop(attempt.key))
 

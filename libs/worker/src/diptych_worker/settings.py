@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from diptych_chassis.settings import ServiceSettings
 
@@ -16,6 +17,12 @@ class WorkerSettings(ServiceSettings):
     """The id clients ask for; empty: the file's name."""
     threads: int = 0
     """Threads of the engine; 0: half the cores, since two workers share a machine."""
+    engine: Literal["llamacpp", "sim"] = "llamacpp"
+    """`sim` computes nothing: it measures orchestration, with the card of `model_path` or, without
+    one, a built-in one of bytes."""
+    prefix_cache: bool = True
+    """Whether KV of sequences that have left is kept, in room nobody else needs, for prompts that
+    begin alike."""
     library: Path | None = None
     """The llama.cpp build; empty: the one inside xllamacpp."""
     context_tokens: int = 0
@@ -29,6 +36,12 @@ class WorkerSettings(ServiceSettings):
     lease_s: float = 75.0
     """A ticket that was neither used nor released is taken back after this: longer than the
     deadline of the first token, so that a prefill that waits its turn keeps its ticket."""
+    links: tuple[str, ...] = ("shm", "tcp")
+    """KV links to offer and to write over, fastest first."""
+    kv_host: str = "127.0.0.1"
+    """Address the tcp link listens on; a wildcard announces this machine's own address."""
+    kv_port: int = 0
+    """0 takes a free one."""
     drain_s: float = 60.0
     device_watts: float = 300.0
     """Board power of the simulated device."""

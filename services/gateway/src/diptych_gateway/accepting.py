@@ -14,7 +14,7 @@ from diptych_contracts.errors import BusAway, ContextOverflow, InvalidRequest, T
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import Deadlines, Request
 from diptych_contracts.sampling import Stopping
-from diptych_gateway.checking import ChatCall
+from diptych_gateway.checking import Call
 from diptych_gateway.models import Models, ServedModel
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
@@ -55,7 +55,7 @@ class Acceptance:
         self._rng = rng
 
     async def request(
-        self, call: ChatCall, request_id: RequestId, *, identity: Identity
+        self, call: Call, request_id: RequestId, *, identity: Identity
     ) -> tuple[Request, ServedModel]:
         """The request that `call` describes, not stored yet.
 
@@ -65,9 +65,13 @@ class Acceptance:
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
-        prompt_ids = await self._tokenize(call, served)
+        try:
+            prompt_ids = await self._tokenize(call, served)
+        except InvalidRequest as err:
+            err.param = call.messages_param  # the template knows them as `messages`
+            raise
         if not prompt_ids:
-            raise InvalidRequest("the messages hold no text at all", param="messages")
+            raise InvalidRequest("the messages hold no text at all", param=call.messages_param)
         sampling = call.sampling
         if not call.seeded:
             sampling = msgspec.structs.replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
@@ -84,12 +88,15 @@ class Acceptance:
                     len(prompt_ids),
                     context_tokens=served.card.context_tokens,
                     default_tokens=identity.default_max_tokens,
+                    param=call.messages_param,
                 ),
                 stop=call.stop,
                 ignore_eos=call.ignore_eos,
             ),
             deadlines=identity.deadlines,
             forced=call.forced,
+            resume=call.resume,
+            background=call.background,
             created_unix_ms=time.time_ns() // 1_000_000,
         )
         return request, served
@@ -121,18 +128,25 @@ class Acceptance:
                 raise BusAway(f"the request was not accepted within {timeout_s:g} s") from err
             return
 
-    async def _tokenize(self, call: ChatCall, served: ServedModel) -> list[int]:
+    async def _tokenize(self, call: Call, served: ServedModel) -> list[int]:
         if call.text_chars < LONG_TEXT_CHARS:
             return _encode(served.codec, call)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, _encode, served.far_codec, call)
 
 
-def _encode(codec: TextCodec, call: ChatCall) -> list[int]:
+def _encode(codec: TextCodec, call: Call) -> list[int]:
     return codec.encode(codec.render(call.messages))
 
 
-def room(asked: int | None, prompt_tokens: int, *, context_tokens: int, default_tokens: int) -> int:
+def room(
+    asked: int | None,
+    prompt_tokens: int,
+    *,
+    context_tokens: int,
+    default_tokens: int,
+    param: str = "messages",
+) -> int:
     """How long the answer may be: as asked, or the default as far as the context allows.
 
     Raises:
@@ -149,5 +163,5 @@ def room(asked: int | None, prompt_tokens: int, *, context_tokens: int, default_
         total = prompt_tokens + asked
         wanted = f"{total} were asked for: {prompt_tokens} in the messages, {asked} to generate"
     raise ContextOverflow(
-        f"this model's context holds {context_tokens} tokens, but {wanted}", param="messages"
+        f"this model's context holds {context_tokens} tokens, but {wanted}", param=param
     )

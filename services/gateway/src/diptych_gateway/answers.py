@@ -4,6 +4,7 @@ A chunk with text is made once per token, so its JSON is cut once, around the te
 and a tail; all else is encoded whole.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,10 +13,13 @@ from msgspec import UNSET, UnsetType
 
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.ids import RequestId
-from diptych_contracts.journal import End, Report
+from diptych_contracts.journal import Report
+from diptych_gateway.errors import ApiError
+from diptych_gateway.streams import AnswerStream
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n"
+"""One line: after an event with an `id` openai's client takes a blank line for an empty event."""
 
 _TEXT_MARK = b'"content":"\\u0000"'
 _encode = msgspec.json.Encoder().encode
@@ -43,12 +47,18 @@ class PathTaken(msgspec.Struct):
     decode_ms: float
     joules: Joules
     energy_source: str
+    engine: str
+
+
+class PromptTokens(msgspec.Struct):
+    cached_tokens: int
 
 
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokens
     diptych: PathTaken
 
 
@@ -117,8 +127,16 @@ class Heading:
         return f"fp_{print_.base[:12]}_{print_.weights}"
 
 
-def usage(*, prompt_tokens: int, tokens: int, end: End, ttft_s: float) -> Usage:
-    """What an answer took."""
+def finish_reason(stream: AnswerStream) -> str:
+    """Why an answer that is complete is."""
+    assert stream.end is not None
+    return stream.end.reason.value
+
+
+def usage(stream: AnswerStream) -> Usage:
+    """What an answer that has ended took."""
+    end = stream.end
+    assert end is not None
     report = end.report or Report(attempt=end.attempt)
     joules = Joules(report.prefill_j, report.decode_j, report.prefill_j + report.decode_j)
     path = PathTaken(
@@ -127,7 +145,7 @@ def usage(*, prompt_tokens: int, tokens: int, end: End, ttft_s: float) -> Usage:
         decode_worker=report.decode_worker,
         link=report.link,
         attempt=report.attempt,
-        ttft_ms=round(ttft_s * 1000, 3),
+        ttft_ms=round(stream.ttft_s * 1000, 3),
         prefill_wait_ms=report.prefill_wait_ms,
         prefill_ms=report.prefill_ms,
         transfer_ms=report.transfer_ms,
@@ -135,13 +153,17 @@ def usage(*, prompt_tokens: int, tokens: int, end: End, ttft_s: float) -> Usage:
         decode_ms=report.decode_ms,
         joules=joules,
         energy_source=report.energy_source,
+        engine=report.engine,
     )
-    return Usage(prompt_tokens, tokens, prompt_tokens + tokens, path)
+    prompt_tokens, tokens = stream.request.prompt_tokens, stream.tokens
+    # After a recovery delivered tokens are context too, and may have been cached with the prompt.
+    details = PromptTokens(min(report.cached_tokens, prompt_tokens))
+    return Usage(prompt_tokens, tokens, prompt_tokens + tokens, details, path)
 
 
-def completion(heading: Heading, *, text: str, finish_reason: str, used: Usage) -> bytes:
+def completion(heading: Heading, stream: AnswerStream, *, text: str) -> bytes:
     """A whole answer."""
-    choice = Choice(message=AnswerMessage(content=text), finish_reason=finish_reason)
+    choice = Choice(message=AnswerMessage(content=text), finish_reason=finish_reason(stream))
     return _encode(
         Completion(
             id=heading.answer_id,
@@ -149,7 +171,7 @@ def completion(heading: Heading, *, text: str, finish_reason: str, used: Usage) 
             model=heading.card.model,
             system_fingerprint=heading.fingerprint,
             choices=[choice],
-            usage=used,
+            usage=usage(stream),
         )
     )
 
@@ -169,27 +191,34 @@ class ChunkWriter:
         self._head = b"\ndata: " + head + b'"content":'
         self._tail = tail + b"\n\n"
 
-    def start(self) -> bytes:
+    def start(self) -> list[bytes]:
         """The first chunk: whose turn it is."""
-        return self._event(-1, self._chunk(Delta(role="assistant", content="")))
+        return [self._event(-1, self._chunk(Delta(role="assistant", content="")))]
+
+    def texts(self, pieces: Iterable[tuple[int, str]]) -> list[bytes]:
+        """A chunk per piece of text."""
+        return [self.text(index, text) for index, text in pieces]
 
     def text(self, index: int, text: str) -> bytes:
         """Text that token `index` made showable."""
         return b"%b%d%b%b%b" % (self._id, index, self._head, _encode(text), self._tail)
 
-    def finish(self, index: int, reason: str, used: Usage) -> bytes:
-        """The last chunk, the usage if it was asked for, and the end mark."""
-        last = self._event(index, self._chunk(Delta(), finish_reason=reason))
+    def last(self, stream: AnswerStream) -> list[bytes]:
+        """The last chunk, the usage if it was asked for, and the end mark; or why it failed."""
+        if stream.failure is not None:
+            return self.failed(stream.failure)
+        index = stream.last_index
+        last = self._event(index, self._chunk(Delta(), finish_reason=finish_reason(stream)))
         if not self._include_usage:
-            return last + DONE
+            return [last, DONE]
         chunk = self._chunk(Delta())
         chunk.choices = []
-        chunk.usage = used
-        return last + self._event(index, chunk) + DONE
+        chunk.usage = usage(stream)
+        return [last, self._event(index, chunk), DONE]
 
-    def error(self, body: bytes) -> bytes:
+    def failed(self, failure: ApiError) -> list[bytes]:
         """An error after the first byte; the connection's end follows it."""
-        return b"data: " + body + b"\n\n"
+        return [b"data: " + failure.body + b"\n\n"]
 
     def _chunk(self, delta: Delta, *, finish_reason: str | None = None) -> Chunk:
         return Chunk(

@@ -1,17 +1,26 @@
 """The composition root: the only module that names concrete adapters."""
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from diptych_chassis.member import Member
+from diptych_contracts.ids import new_request_id
 from diptych_gateway.accepting import Acceptance, Identity
-from diptych_gateway.chat import ChatCompletions, deadlines
+from diptych_gateway.archive import Archive
+from diptych_gateway.chat import ChatCompletions
+from diptych_gateway.generating import Generations, deadlines
 from diptych_gateway.in_flight import InFlight
+from diptych_gateway.keeping import Keeper
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
-from diptych_gateway.routes import Reasons, application
+from diptych_gateway.responses import Responses
+from diptych_gateway.resuming import Resumption
+from diptych_gateway.routes import Generating, Reasons, application
 from diptych_gateway.server import HttpServer
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
+from diptych_gateway.sockets import ResponsesSocket
+from diptych_gateway.turns import Turns
 from diptych_policy.admission import Admission
 
 SERVICE = "gateway"
@@ -25,28 +34,47 @@ async def serve(member: Member, settings: GatewaySettings) -> None:
 
 def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExecutor) -> Gateway:
     """A gateway, ready to run."""
-    models = Models(member.bus, executor)
-    records = Records(member.bus, member.incarnation)
-    in_flight = InFlight(member.now_s, records)
+    bus, me, now_s = member.bus, member.incarnation, member.now_s
+    models = Models(bus, executor)
+    records = Records(bus, me)
+    archive = Archive(bus)
+    keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s)
+    in_flight = InFlight(now_s, records, keeper)
+    resumption = Resumption(bus, me, in_flight=in_flight, keeper=keeper, now_s=now_s)
     admission = Admission(settings.max_in_flight)
-    chat = ChatCompletions(
+    generations = Generations(
         settings=settings,
-        identity=Identity(member.incarnation, deadlines(settings), settings.default_max_tokens),
-        now_s=member.now_s,
-        admission=admission,
-        acceptance=Acceptance(member.bus, models, executor=executor, rng=member.rng),
+        identity=Identity(me, deadlines(settings), settings.default_max_tokens),
+        now_s=now_s,
+        acceptance=Acceptance(bus, models, executor=executor, rng=member.rng),
         in_flight=in_flight,
+        keeper=keeper,
+    )
+    turns = Turns(generations=generations, models=models, archive=archive, resumption=resumption)
+    generating = Generating(
+        chat=ChatCompletions(admission=admission, generations=generations),
+        responses=Responses(admission=admission, turns=turns, records=records),
+        socket=ResponsesSocket(
+            admission=admission, turns=turns, new_id=partial(new_request_id, member.rng)
+        ),
     )
     reasons = _reasons(member, admission)
-    app = application(chat, models, reasons=reasons, rng=member.rng)
+    app = application(generating, models, reasons=reasons, rng=member.rng)
     return Gateway(
         member=member,
         server=HttpServer(
-            app, host=settings.host, port=settings.port, reuse_port=settings.reuse_port
+            app,
+            host=settings.host,
+            port=settings.port,
+            max_frame_bytes=settings.max_body_bytes,
+            ping_s=settings.socket_ping_s,
+            reuse_port=settings.reuse_port,
         ),
         models=models,
         in_flight=in_flight,
         records=records,
+        archive=archive,
+        resumption=resumption,
         admission=admission,
         reasons=reasons,
         drain_s=settings.drain_s,

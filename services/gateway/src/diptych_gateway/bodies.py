@@ -1,10 +1,10 @@
-"""The body of `POST /v1/chat/completions`, as clients write it: types only.
+"""Bodies as clients write them, types only: what every one shares, and chat completions' own.
 
 A field that is missing here is unknown and refused by name. Values are judged in `checking`.
 """
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -41,18 +41,15 @@ class DiptychOptions(msgspec.Struct, forbid_unknown_fields=True):
     link: str | None = None
 
 
-class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
+class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every generating endpoint takes, with the same meaning."""
+
     model: str
-    messages: list[ChatMessage]
     temperature: float | None = None
     top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    n: int | None = None
+    seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # Beyond OpenAI's, as other servers name them.
@@ -68,6 +65,14 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+
+class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
+    messages: list[ChatMessage]
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
     # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
     store: Any = None
     logprobs: Any = None
@@ -87,7 +92,9 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
     web_search_options: Any = None
 
 
-_decoder = msgspec.json.Decoder(ChatBody)
+T = TypeVar("T")
+
+_chat_decoder = msgspec.json.Decoder(ChatBody)
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
@@ -95,7 +102,14 @@ _SHOWN_CHARS = 80
 
 
 def decode(data: bytes) -> ChatBody:
-    """`data` as a body.
+    """`data` as a body of chat completions. Raises `InvalidRequest`, see `decode_as`."""
+    return decode_as(_chat_decoder, data)
+
+
+def decode_as(
+    decoder: msgspec.json.Decoder[T], data: bytes | str | msgspec.Raw, *, at: str = ""
+) -> T:
+    """`data` as what `decoder` makes of it; `at` is where it stands in the body.
 
     Raises:
         InvalidRequest: names the parameter, and says what was expected and seen.
@@ -103,9 +117,9 @@ def decode(data: bytes) -> ChatBody:
     if not data:
         raise InvalidRequest("expected a JSON object, the body is empty", code="invalid_json")
     try:
-        return _decoder.decode(data)
+        return decoder.decode(data)
     except msgspec.ValidationError as err:
-        raise _misfit(str(err)) from err
+        raise _misfit(str(err), at) from err
     except (msgspec.DecodeError, UnicodeDecodeError) as err:
         hint = _surrogate_hint(data)
         raise InvalidRequest(f"expected JSON in UTF-8: {err}{hint}", code="invalid_json") from err
@@ -113,9 +127,10 @@ def decode(data: bytes) -> ChatBody:
         raise InvalidRequest("the JSON is nested too deeply", code="invalid_json") from err
 
 
-def _misfit(message: str) -> InvalidRequest:
+def _misfit(message: str, at: str) -> InvalidRequest:
     found = _AT.match(message)
     what, path = (found["what"], found["path"]) if found else (message, "")
+    path = _join(at, path) if path else at
     if unknown := _UNKNOWN.match(what):
         param = _join(path, unknown["name"][:_SHOWN_CHARS])
         return InvalidRequest(f"unknown parameter '{param}'", param=param, code="unknown_parameter")
@@ -138,7 +153,8 @@ def _join(path: str, name: str) -> str:
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
-def _surrogate_hint(data: bytes) -> str:
-    if _ESCAPED_SURROGATE.search(data):
+def _surrogate_hint(data: bytes | str | msgspec.Raw) -> str:
+    plain = data.encode("utf-8", "replace") if isinstance(data, str) else bytes(data)
+    if _ESCAPED_SURROGATE.search(plain):
         return " (is there a lone surrogate, half of a character, behind a \\u?)"
     return ""

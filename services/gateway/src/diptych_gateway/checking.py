@@ -7,12 +7,12 @@ from typing import Any
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Forced, PriorityClass
 from diptych_contracts.sampling import Sampling
-from diptych_gateway.bodies import ChatBody, ChatMessage, ContentPart, StreamOptions
+from diptych_gateway.bodies import ChatBody, ChatMessage, CommonBody, ContentPart, StreamOptions
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 _SEED_MIN, _SEED_MAX = -(2**63), 2**63 - 1
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TIERS = {
     "auto": PriorityClass.INTERACTIVE,
     "default": PriorityClass.INTERACTIVE,
@@ -78,24 +78,27 @@ _SPANS = {
     "repetition_penalty": Span(0, 2, open_low=True),
     "max_tokens": Span(1),
     "max_completion_tokens": Span(1),
+    "max_output_tokens": Span(1),
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCall:
-    """What a client wants, judged."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What a client wants generated, judged."""
 
     model: str
     messages: list[dict[str, str]]
+    messages_param: str = "messages"
+    """What the client calls them."""
     sampling: Sampling
     seeded: bool
-    stop: tuple[str, ...]
+    stop: tuple[str, ...] = ()
     ignore_eos: bool
     max_tokens: int | None
     forced: Forced
     priority_class: PriorityClass
-    stream: bool
-    include_usage: bool
+    resume: bool = False
+    background: bool = False
 
     @property
     def text_chars(self) -> int:
@@ -103,57 +106,74 @@ class ChatCall:
         return sum(len(message["content"]) for message in self.messages)
 
 
-def check(body: ChatBody) -> ChatCall:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall(Call):
+    """A call of chat completions."""
+
+    stream: bool
+    include_usage: bool
+
+
+def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
     """The call that `body` describes.
 
     Raises:
         InvalidRequest: names the parameter, and says what was expected and seen.
     """
-    if not body.model:
-        raise InvalidRequest("expected a model's id, saw an empty string", param="model")
-    for name, span in _SPANS.items():
-        _in_span(name, getattr(body, name), span)
+    check_numbers(body)
     _harmless(body)
     return ChatCall(
         model=body.model,
         messages=_messages(body.messages),
-        sampling=_sampling(body),
+        sampling=sampling(body),
         seeded=body.seed is not None,
         stop=_stop(body.stop),
         ignore_eos=bool(body.ignore_eos),
         max_tokens=_max_tokens(body),
-        forced=_forced(body),
-        priority_class=_tier(body.service_tier),
+        forced=forced(body),
+        priority_class=tier_class(body.service_tier),
+        resume=resume,
         stream=bool(body.stream),
         include_usage=_include_usage(body),
     )
 
 
+def check_numbers(body: CommonBody) -> None:
+    """Raise `InvalidRequest` for a number out of its range, or an empty model."""
+    if not body.model:
+        raise InvalidRequest("expected a model's id, saw an empty string", param="model")
+    for name, span in _SPANS.items():
+        _in_span(name, getattr(body, name, None), span)
+
+
 def _in_span(name: str, value: float | None, span: Span) -> None:
     if value is not None and value not in span:
-        raise InvalidRequest(f"'{name}': expected {span}, saw {_shown(value)}", param=name)
+        raise InvalidRequest(f"'{name}': expected {span}, saw {shown(value)}", param=name)
 
 
 def _harmless(body: ChatBody) -> None:
     if body.n not in (None, 1):
-        raise _unsupported("n", body.n, (1,))
+        raise unsupported("n", body.n, (1,))
     for name, allowed in HARMLESS.items():
-        _only(name, getattr(body, name), allowed)
+        only(name, getattr(body, name), allowed)
 
 
-def _only(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+def only(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    """Raise `InvalidRequest` unless `value` is absent or one of `allowed`."""
     if value is None or any(value == a and type(value) is type(a) for a in allowed):
         return
-    raise _unsupported(name, value, allowed)
+    raise unsupported(name, value, allowed)
 
 
-def _unsupported(name: str, value: Any, allowed: tuple[Any, ...]) -> InvalidRequest:
+def unsupported(name: str, value: Any, allowed: tuple[Any, ...]) -> InvalidRequest:
+    """What a client is told about a parameter that is not supported."""
     options = " or ".join([*(repr(a) for a in allowed), "nothing"])
-    message = f"'{name}' is not supported: expected {options}, saw {_shown(value)}"
+    message = f"'{name}' is not supported: expected {options}, saw {shown(value)}"
     return InvalidRequest(message, param=name, code="unsupported_parameter")
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """`value` for an error message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -165,15 +185,15 @@ def _messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
 
 
 def _message(at: str, message: ChatMessage) -> dict[str, str]:
-    role = _ROLES.get(message.role)
+    role = ROLES.get(message.role)
     if role is None:
-        expected = ", ".join(_ROLES)
+        expected = ", ".join(ROLES)
         raise InvalidRequest(
-            f"'{at}.role': expected one of {expected}, saw {_shown(message.role)}",
+            f"'{at}.role': expected one of {expected}, saw {shown(message.role)}",
             param=f"{at}.role",
         )
     for name, allowed in _EMPTY_IN_MESSAGES.items():
-        _only(f"{at}.{name}", getattr(message, name), allowed)
+        only(f"{at}.{name}", getattr(message, name), allowed)
     plain = {"role": role, "content": _content(f"{at}.content", message.content)}
     return plain if message.name is None else {**plain, "name": message.name}
 
@@ -183,15 +203,25 @@ def _content(at: str, content: str | list[ContentPart] | None) -> str:
         raise InvalidRequest(f"'{at}': expected text, saw none", param=at)
     if isinstance(content, str):
         return content
-    if not content:
+    return joined(at, content, ("text",))
+
+
+def joined(at: str, parts: list[ContentPart], kinds: tuple[str, ...]) -> str:
+    """The text of `parts`, which must be of one of `kinds`.
+
+    Raises:
+        InvalidRequest: names the part.
+    """
+    if not parts:
         raise InvalidRequest(f"'{at}': expected at least one part, saw none", param=at)
-    return "".join(_part(f"{at}[{i}]", part) for i, part in enumerate(content))
+    return "".join(_part(f"{at}[{i}]", part, kinds) for i, part in enumerate(parts))
 
 
-def _part(at: str, part: ContentPart) -> str:
-    if part.type != "text":
+def _part(at: str, part: ContentPart, kinds: tuple[str, ...]) -> str:
+    if part.type not in kinds:
+        expected = " or ".join(repr(kind) for kind in kinds)
         raise InvalidRequest(
-            f"'{at}': expected a part of type 'text', saw {_shown(part.type)}: "
+            f"'{at}': expected a part of type {expected}, saw {shown(part.type)}: "
             "this server reads text only",
             param=at,
             code="unsupported_content",
@@ -201,11 +231,12 @@ def _part(at: str, part: ContentPart) -> str:
     return part.text
 
 
-def _sampling(body: ChatBody) -> Sampling:
+def sampling(body: CommonBody) -> Sampling:
+    """How tokens are chosen, as far as `body` says."""
     seed = body.seed
     if seed is not None and not _SEED_MIN <= seed <= _SEED_MAX:
         raise InvalidRequest(
-            f"'seed': expected a signed 64-bit integer, saw {_shown(seed)}", param="seed"
+            f"'seed': expected a signed 64-bit integer, saw {shown(seed)}", param="seed"
         )
     given: dict[str, Any] = {
         "temperature": body.temperature,
@@ -246,22 +277,27 @@ def _max_tokens(body: ChatBody) -> int | None:
     return new if new is not None else old
 
 
-def _forced(body: ChatBody) -> Forced:
+def forced(body: CommonBody) -> Forced:
+    """The path `body` insists on."""
     options = body.diptych
     if options is None:
         return Forced()
-    if options.link not in (None, "shm"):
-        raise InvalidRequest(
-            f"'diptych.link': expected 'shm', saw {_shown(options.link)}", param="diptych.link"
-        )
-    return Forced(mode=options.mode, link="shm" if options.link else None)
+    match options.link:
+        case None | "shm" | "tcp" as link:
+            return Forced(mode=options.mode, link=link)
+        case other:
+            raise InvalidRequest(
+                f"'diptych.link': expected 'shm' or 'tcp', saw {shown(other)}",
+                param="diptych.link",
+            )
 
 
-def _tier(tier: str | None) -> PriorityClass:
+def tier_class(tier: str | None) -> PriorityClass:
+    """The class that a `service_tier` names."""
     if tier is None:
         return PriorityClass.INTERACTIVE
     if tier not in _TIERS:
-        raise _unsupported("service_tier", tier, tuple(_TIERS))
+        raise unsupported("service_tier", tier, tuple(_TIERS))
     return _TIERS[tier]
 
 

@@ -1,5 +1,6 @@
 """Around every route: a request id on every answer, and an error object for every failure."""
 
+from collections.abc import Callable
 from random import Random
 
 from starlette.exceptions import HTTPException
@@ -8,9 +9,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.ids import new_request_id
 from diptych_gateway import metrics
-from diptych_gateway.delivering import send_error
+from diptych_gateway.delivering import send_error, send_refusal
 from diptych_gateway.errors import ApiError, from_error
 from diptych_telemetry import logger
+
+_SWITCHING = 101
 
 log = logger(__name__)
 
@@ -21,19 +24,22 @@ class Envelope:
     Args:
         app: The routes.
         rng: Draws request ids.
-        endpoints: The paths that metrics may name; all else counts as one.
+        endpoint: What metrics call a path: one of few names.
     """
 
-    def __init__(self, app: ASGIApp, *, rng: Random, endpoints: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, *, rng: Random, endpoint: Callable[[str], str]) -> None:
         self._app = app
         self._rng = rng
-        self._endpoints = endpoints
+        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = new_request_id(self._rng)
         scope.setdefault("state", {})["request_id"] = request_id
         scope["app"] = self  # Starlette's router then raises instead of answering by itself
-        endpoint = scope["path"] if scope["path"] in self._endpoints else "other"
+        endpoint = self._endpoint(scope["path"])
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send, endpoint=endpoint)
+            return
         begun = False
 
         async def send_marked(message: Message) -> None:
@@ -58,6 +64,19 @@ class Envelope:
             if begun:
                 raise
             await send_error(send_marked, ApiError(500, "internal error", code="internal_error"))
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "websocket.accept":
+                request_id = scope["state"]["request_id"]
+                message["headers"] = [(b"x-request-id", request_id.encode())]
+                metrics.answered(endpoint, _SWITCHING)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_marked)
+        except DiptychError as err:  # before it was accepted
+            await send_refusal(send, from_error(err))
 
 
 def _from_http(err: HTTPException, scope: Scope) -> ApiError:

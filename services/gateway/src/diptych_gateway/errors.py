@@ -61,12 +61,16 @@ class ApiError(DiptychError):
         self.more_headers: Headers = []
 
     @property
-    def body(self) -> bytes:
-        """The error object as JSON."""
+    def detail(self) -> ErrorDetail:
+        """What the error object says."""
         fallback = SERVER if self.status >= _FIRST_SERVER_STATUS else INVALID
         kind = _TYPES.get(self.status, fallback)
-        detail = ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
-        return msgspec.json.encode(ErrorBody(error=detail))
+        return ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
+
+    @property
+    def body(self) -> bytes:
+        """The error object as JSON."""
+        return msgspec.json.encode(ErrorBody(error=self.detail))
 
     @property
     def headers(self) -> Headers:

@@ -1,4 +1,4 @@
-"""The answers under way, by request id: one journal follower and one ticker serve them all."""
+"""The answers being read here, by request id: one ticker and the journals' followers serve all."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from diptych_bus.port import JournalItem
 from diptych_contracts.ids import RequestId
 from diptych_gateway.errors import ApiError
+from diptych_gateway.keeping import Keeper
 from diptych_gateway.patience import Due
 from diptych_gateway.records import Records
 from diptych_gateway.streams import AnswerStream
@@ -21,50 +22,68 @@ class InFlight:
     Args:
         now_s: The monotonic clock.
         records: Where it is written that a request is given up.
+        keeper: Of answers that outlive their client's connection.
     """
 
-    def __init__(self, now_s: Callable[[], float], records: Records) -> None:
+    def __init__(self, now_s: Callable[[], float], records: Records, keeper: Keeper) -> None:
         self._now_s = now_s
         self._records = records
-        self._streams: dict[RequestId, AnswerStream] = {}
+        self.keeper = keeper
+        self._streams: dict[RequestId, list[AnswerStream]] = {}
+        self.journal_seq = 0
+        """How far the journals were heard: no token of a request that comes now stands before."""
         self._empty = asyncio.Event()
         self._empty.set()
 
     def __len__(self) -> int:
-        return len(self._streams)
+        return sum(map(len, self._streams.values()))
 
     def __iter__(self) -> Iterator[AnswerStream]:
-        return iter(list(self._streams.values()))
+        return iter([stream for streams in self._streams.values() for stream in streams])
 
     @contextmanager
     def holding(self, stream: AnswerStream) -> Iterator[None]:
-        """Hear the journal for `stream` inside the `with`; afterwards it is ignored.
+        """Hear the journal for the first reader of a request that came in here.
 
-        Left without an end, the request is cancelled, however that came about.
+        Left without an end, the request is cancelled, however that came about, unless the keeper
+        has it: then its client may come back.
         """
-        request = stream.request
-        self._streams[request.request_id] = stream
+        try:
+            with self.reading(stream):
+                yield
+        finally:
+            if stream.end is None and stream.request.request_id not in self.keeper:
+                reason = "the client left" if stream.gone else "the gateway gave up"
+                self._records.cancel(stream.request, reason)
+
+    @contextmanager
+    def reading(self, stream: AnswerStream) -> Iterator[None]:
+        """Hear the journal for `stream` inside the `with`; afterwards it is ignored."""
+        request_id = stream.request.request_id
+        self._streams.setdefault(request_id, []).append(stream)
         self._empty.clear()
         try:
             yield
         finally:
-            del self._streams[request.request_id]
+            streams = self._streams[request_id]
+            streams.remove(stream)
+            if not streams:
+                del self._streams[request_id]
             if not self._streams:
                 self._empty.set()
-            if stream.end is None:
-                reason = "the client left" if stream.gone else "the gateway gave up"
-                self._records.cancel(request, reason)
 
     def dispatch(self, item: JournalItem) -> None:
-        """Hand the parts of a journal entry to the answers they are about."""
+        """Hand the parts of a journal entry, this gateway's or another's, to their answers."""
         now_s = self._now_s()
+        self.journal_seq = max(self.journal_seq, item.seq)
         for part in parts(item.entry):
-            stream = self._streams.get(part.request_id)
-            if stream is not None:
-                stream.feed(part, now_s=now_s)
+            for stream in self._streams.get(part.request_id, ()):
+                stream.hear(item.seq, part, now_s=now_s)
+            self.keeper.feed(part)
 
     def tick(self, elapsed_s: float, *, connected: bool) -> None:
         """Move every answer's timers on, and do what is due."""
+        self.keeper.tick(elapsed_s, connected=connected)
         for stream in self:
             match stream.patience.tick(elapsed_s, connected=connected):
                 case Due.KEEP_ALIVE:

@@ -8,10 +8,24 @@ from starlette.types import Receive
 from diptych_gateway.errors import ApiError
 
 JSON = "application/json"
+RESUME_HEADER = b"x-diptych-resume"
 
 
 class ClientGone(Exception):
     """The client left before its request was complete; there is nobody to answer."""
+
+
+def wants_resume(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether the client may come back for its answer (`x-diptych-resume: 1`).
+
+    Raises:
+        ApiError: the header says something else.
+    """
+    value = dict(headers).get(RESUME_HEADER, b"0")
+    if value in (b"0", b"1"):
+        return value == b"1"
+    text = f"expected '0' or '1' in the header 'x-diptych-resume', saw {value[:40]!r}"
+    raise ApiError(400, text, code="invalid_value", param="x-diptych-resume")
 
 
 async def read_json_body(

@@ -8,6 +8,7 @@ then ends by its own deadline.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -15,7 +16,7 @@ from diptych_bus.port import Bus
 from diptych_contracts.errors import Conflict, Permanent, Transient
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason
-from diptych_contracts.requests import RecordState, Request, RequestRecord
+from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_telemetry import logger
 
@@ -27,9 +28,22 @@ _SETTLED = (RecordState.CANCELLING, RecordState.ENDING, RecordState.CLOSED)
 log = logger(__name__)
 
 
+class Marked(Protocol):
+    """What a mark needs of its request; a stored response will do."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+
+    @property
+    def gateway(self) -> Incarnation: ...
+
+    @property
+    def deadline_unix_ms(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    request: Request
+    request: Marked
     reason: str
     state: RecordState
 
@@ -46,11 +60,11 @@ class Records:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def cancel(self, request: Request, reason: str) -> None:
+    def cancel(self, request: Marked, reason: str) -> None:
         """Have the request cancelled, whether or not its owner knows it yet."""
         self._wish(_Wish(request, reason, RecordState.CANCELLING))
 
-    def expire(self, request: Request, reason: str) -> None:
+    def expire(self, request: Marked, reason: str) -> None:
         """End the request as expired."""
         self._wish(_Wish(request, reason, RecordState.ENDING))
 
@@ -101,7 +115,7 @@ class Records:
     async def _end(self, wish: _Wish) -> None:
         record = await self._swap(wish, self._ending)
         if record is not None and record.end is not None and record.state is RecordState.ENDING:
-            await self._bus.record(self._gateway, record.end, timeout_s=_STEP_TIMEOUT_S)
+            await self._bus.record(record.gateway, record.end, timeout_s=_STEP_TIMEOUT_S)
 
     async def _swap(
         self, wish: _Wish, change: Callable[[RequestRecord, str], RequestRecord]
@@ -131,7 +145,7 @@ class Records:
             owner=self._gateway,
             gateway=request.gateway,
             state=RecordState.CANCELLING,
-            deadline_unix_ms=request.created_unix_ms + int(request.deadlines.total_s * 1000),
+            deadline_unix_ms=request.deadline_unix_ms,
             cancel_reason=wish.reason,
         )
 

@@ -1,12 +1,13 @@
 """Every path of the gateway."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp
 
 from diptych_contracts.cards import ModelCard
@@ -14,14 +15,19 @@ from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.envelope import Envelope
 from diptych_gateway.models import Models
 from diptych_gateway.reading import JSON
+from diptych_gateway.responses import Answering, Responses
+from diptych_gateway.sockets import ResponsesSocket
 from diptych_telemetry import metrics
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
 MODELS = "/v1/models"
+RESPONSES = "/v1/responses"
+ONE_RESPONSE = f"{RESPONSES}/{{response_id}}"
+CANCEL_RESPONSE = f"{ONE_RESPONSE}/cancel"
 LIVE = "/health/live"
 READY = "/health/ready"
 METRICS = "/metrics"
-ENDPOINTS = frozenset({CHAT_COMPLETIONS, MODELS, LIVE, READY, METRICS})
+ENDPOINTS = frozenset({CHAT_COMPLETIONS, RESPONSES, MODELS, LIVE, READY, METRICS})
 
 Reasons = Callable[[], list[str]]
 """Why this gateway does not serve; empty if it does."""
@@ -46,8 +52,20 @@ class Health(msgspec.Struct):
     reasons: list[str]
 
 
-def application(chat: ChatCompletions, models: Models, *, reasons: Reasons, rng: Random) -> ASGIApp:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generating:
+    """The routes that generate."""
+
+    chat: ChatCompletions
+    responses: Responses
+    socket: ResponsesSocket
+
+
+def application(
+    generating: Generating, models: Models, *, reasons: Reasons, rng: Random
+) -> ASGIApp:
     """The whole of the gateway's HTTP side."""
+    responses = generating.responses
 
     async def list_models(request: Request) -> Response:
         return _json(ModelList(data=[_model(card) for card in models]))
@@ -67,7 +85,12 @@ def application(chat: ChatCompletions, models: Models, *, reasons: Reasons, rng:
 
     router = Router(
         routes=[
-            Route(CHAT_COMPLETIONS, chat, methods=["POST"]),
+            Route(CHAT_COMPLETIONS, generating.chat, methods=["POST"]),
+            Route(RESPONSES, Answering(responses.create), methods=["POST"]),
+            WebSocketRoute(RESPONSES, generating.socket),
+            Route(ONE_RESPONSE, Answering(responses.retrieve), methods=["GET"]),
+            Route(ONE_RESPONSE, Answering(responses.delete), methods=["DELETE"]),
+            Route(CANCEL_RESPONSE, Answering(responses.cancel), methods=["POST"]),
             Route(MODELS, list_models),
             Route(f"{MODELS}/{{model:path}}", one_model),
             Route(LIVE, live),
@@ -76,7 +99,16 @@ def application(chat: ChatCompletions, models: Models, *, reasons: Reasons, rng:
         ],
         redirect_slashes=False,
     )
-    return Envelope(router, rng=rng, endpoints=ENDPOINTS)
+    return Envelope(router, rng=rng, endpoint=endpoint)
+
+
+def endpoint(path: str) -> str:
+    """What metrics call `path`."""
+    if path in ENDPOINTS:
+        return path
+    if path.startswith(f"{RESPONSES}/"):
+        return CANCEL_RESPONSE if path.endswith("/cancel") else ONE_RESPONSE
+    return "other"
 
 
 def _model(card: ModelCard) -> ModelObject:

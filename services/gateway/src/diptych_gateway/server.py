@@ -1,5 +1,6 @@
 """The HTTP server: uvicorn inside the service's own event loop."""
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from diptych_contracts.errors import Transient
 
@@ -32,6 +34,14 @@ class _Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
 
+class _SocketProtocol(WebSocketsSansIOProtocol):
+    """The same for WebSockets."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": self.transport.abort}
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to the process."""
 
@@ -47,10 +57,21 @@ class HttpServer:
         app: The ASGI application.
         host: Address to bind.
         port: Port to bind; 0 takes a free one, see `port`.
+        max_frame_bytes: Longest WebSocket message; a longer one closes its connection (1009).
+        ping_s: How often a WebSocket is pinged, and how long an answer may take.
         reuse_port: Share it with others that say the same.
     """
 
-    def __init__(self, app: ASGIApp, *, host: str, port: int, reuse_port: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        port: int,
+        max_frame_bytes: int,
+        ping_s: float,
+        reuse_port: bool = False,
+    ) -> None:
         self._host = host
         self._wanted_port = port
         self.reuse_port = reuse_port
@@ -59,7 +80,11 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 http=_Protocol,
-                ws="none",
+                ws=_SocketProtocol,
+                ws_max_size=max_frame_bytes,
+                ws_ping_interval=ping_s,
+                ws_ping_timeout=ping_s,
+                ws_per_message_deflate=False,  # frames hold one token: nothing to gain
                 lifespan="off",
                 loop="none",
                 log_config=None,

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych_chassis.member import Member
+from diptych_gateway.archive import Archive
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
+from diptych_gateway.resuming import Resumption
 from diptych_gateway.server import HttpServer
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
@@ -31,6 +33,8 @@ class Gateway:
     models: Models
     in_flight: InFlight
     records: Records
+    archive: Archive
+    resumption: Resumption
     admission: Admission
     reasons: Callable[[], list[str]]
     drain_s: float
@@ -41,8 +45,10 @@ class Gateway:
         journal = await self.member.bus.follow(self.member.incarnation, self.in_flight.dispatch)
         try:
             await self.models.start()
+            await self.resumption.start()
             await self._serve()
         finally:
+            await self.resumption.close()
             await self.models.close()
             await journal.close()
 
@@ -51,7 +57,13 @@ class Gateway:
             server = tasks.create_task(self.server.run())
             others = [
                 tasks.create_task(work())
-                for work in (self.models.run, self.records.run, self._tick)
+                for work in (
+                    self.models.run,
+                    self.records.run,
+                    self.archive.run,
+                    self.resumption.run,
+                    self._tick,
+                )
             ]
             log.info("gateway_listening", port=self.server.port)
             await self.member.stopping.wait()
@@ -59,6 +71,7 @@ class Gateway:
             self.server.stop()
             await server
             await self.records.settled(_LAST_WORDS_S)
+            await self.archive.settled(_LAST_WORDS_S)
             for task in others:
                 task.cancel()
 

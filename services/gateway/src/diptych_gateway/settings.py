@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from diptych_chassis.settings import ServiceSettings
+from diptych_policy.attendance import RESUME_GRACE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,3 +32,11 @@ class GatewaySettings(ServiceSettings):
     """A quiet stream gets a comment line this often."""
     slow_reader_s: float = 30.0
     """A client that takes nothing for this long is disconnected."""
+    resume_grace_s: float = RESUME_GRACE_S
+    """How long an answer with resume intent goes on while nobody reads it."""
+    max_kept: int = 1024
+    """Answers that outlive their connection, read or not."""
+    socket_life_s: float = 3600.0
+    """A WebSocket takes no more turns after this time, and closes when the last is over."""
+    socket_ping_s: float = 20.0
+    """A WebSocket is pinged this often, and given up if its client does not answer as long."""

@@ -3,7 +3,7 @@
 from opentelemetry.trace import Span
 
 from diptych_contracts.requests import Request
-from diptych_gateway.checking import ChatCall
+from diptych_gateway.checking import Call
 from diptych_gateway.streams import AnswerStream
 from diptych_telemetry import names
 
@@ -11,7 +11,7 @@ LEFT = "cancelled"
 UNFINISHED = "failed"
 
 
-def describe_request(span: Span, request: Request, call: ChatCall) -> None:
+def describe_request(span: Span, request: Request, call: Call) -> None:
     """Set the attributes of an accepted request."""
     sampling = request.sampling
     span.set_attributes(
@@ -32,15 +32,15 @@ def describe_request(span: Span, request: Request, call: ChatCall) -> None:
         span.set_attribute(names.REQUEST_SEED, sampling.seed)
 
 
-def describe_answer(span: Span, stream: AnswerStream) -> None:
-    """Set the attributes of an answer that is over."""
+def describe_answer(span: Span, stream: AnswerStream, answer_id: str) -> None:
+    """Set the attributes of an answer that is over; `answer_id` is what clients call it."""
     reason = end_reason(stream)
     span.set_attributes(
         {
             names.REQUEST_ID: stream.request.request_id,
             names.OPERATION: names.OPERATION_CHAT,
             names.PROVIDER: names.PROVIDER_NAME,
-            names.RESPONSE_ID: stream.heading.answer_id,
+            names.RESPONSE_ID: answer_id,
             names.RESPONSE_MODEL: stream.request.model,
             names.RESPONSE_FINISH_REASONS: [reason],
             names.OUTPUT_TOKENS: stream.tokens,

@@ -7,10 +7,10 @@ one a wake-up per engine step: no task, queue entry or generator per token.
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
-from diptych_contracts.requests import Request
-from diptych_gateway.answers import Heading, Usage, usage
 from diptych_gateway.errors import ApiError, from_end
 from diptych_gateway.metrics import ModelMetrics
 from diptych_gateway.patience import Patience
@@ -21,12 +21,30 @@ MAX_TAKE = 256
 """About 80 KB of events: a slow client holds that and the socket's buffers, whatever waits."""
 
 
+class Asked(Protocol):
+    """What the way out of an answer needs of its request: a stored response says it too."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+
+    @property
+    def gateway(self) -> Incarnation: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    @property
+    def deadline_unix_ms(self) -> int: ...
+
+
 class AnswerStream:
-    """The state of one answer.
+    """The state of one answer on its way to one client.
 
     Args:
-        request: As it is stored.
-        heading: What every object of the answer says.
+        request: What was asked.
         text: Turns the answer's tokens into text, its stop strings included.
         patience: Its timers.
         arrived_s: When the client's request came in.
@@ -34,11 +52,10 @@ class AnswerStream:
         abort: Cuts the client's connection, even with bytes still unsent.
     """
 
-    def __init__(  # noqa: PLR0913 - it is where everything about an answer meets
+    def __init__(
         self,
-        request: Request,
+        request: Asked,
         *,
-        heading: Heading,
         text: AnswerText,
         patience: Patience,
         arrived_s: float,
@@ -46,7 +63,6 @@ class AnswerStream:
         abort: Callable[[], None] | None = None,
     ) -> None:
         self.request = request
-        self.heading = heading
         self.patience = patience
         self.arrived_s = arrived_s
         self.wake = asyncio.Event()
@@ -59,6 +75,7 @@ class AnswerStream:
         self.first_token_s: float | None = None
         self._last_token_s = arrived_s
         self._view = RequestView(request.request_id)
+        self._held_back: list[tuple[int, JournalPart]] | None = None
         self._text = text
         self._taken = 0
         self._finished = False
@@ -94,16 +111,28 @@ class AnswerStream:
         return self._failure
 
     @property
-    def usage(self) -> Usage:
-        """What the answer took; there must be an end."""
-        assert self.end is not None
+    def ttft_s(self) -> float:
+        """How long the first token took, as far as there is one."""
         first_s = self.first_token_s if self.first_token_s is not None else self._last_token_s
-        return usage(
-            prompt_tokens=len(self.request.prompt_ids),
-            tokens=self.tokens,
-            end=self.end,
-            ttft_s=first_s - self.arrived_s,
-        )
+        return first_s - self.arrived_s
+
+    def hold_back(self) -> None:
+        """Let what is heard live wait until the journal before it was read."""
+        self._held_back = []
+
+    def caught_up(self, seq: int, *, now_s: float) -> None:
+        """The journal was fed up to `seq`: go on with what was heard since."""
+        waiting, self._held_back = self._held_back or [], None
+        for heard_seq, part in waiting:
+            if heard_seq > seq:
+                self.feed(part, now_s=now_s)
+
+    def hear(self, seq: int, part: JournalPart, *, now_s: float) -> None:
+        """The journal's follower says `part`, which stands at `seq`."""
+        if self._held_back is None:
+            self.feed(part, now_s=now_s)
+        else:
+            self._held_back.append((seq, part))
 
     def feed(self, part: JournalPart, *, now_s: float) -> None:
         """Take in what the journal says."""

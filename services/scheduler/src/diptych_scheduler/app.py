@@ -11,10 +11,11 @@ from diptych_scheduler.settings import SchedulerSettings
 async def serve(member: Member, settings: SchedulerSettings) -> None:
     """Run a scheduler until `member` is told to stop."""
     fleet = Fleet()
+    limits = Limits(max_queued=settings.max_queued, resume_grace_s=settings.resume_grace_s)
     scheduler = Scheduler(
         member,
         fleet=fleet,
-        ledger=Ledger(member.incarnation, fleet, Limits(max_queued=settings.max_queued)),
+        ledger=Ledger(member.incarnation, fleet, limits),
         liveness=Liveness(member.incarnation, silence_s=settings.silence_s),
         settings=settings,
     )

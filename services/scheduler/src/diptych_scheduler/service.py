@@ -10,10 +10,13 @@ from diptych_contracts.events import MemberJoined, MemberLost
 from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
+from diptych_contracts.responses import Attended
 from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
+    AnswersAttended,
     Event,
+    MemberWasFound,
     MemberWasLost,
     RecordGone,
     RecordSeen,
@@ -21,6 +24,7 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.liveness import Liveness
 from diptych_policy.recovery import Ledger
+from diptych_scheduler.cached_blocks import CachedBlocks
 from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
@@ -56,6 +60,9 @@ class Scheduler:
             self._performer = Performer(
                 self, self._bus, self._journals, tasks, self._settings.job_answer_s
             )
+            self._cached = CachedBlocks(
+                self._bus, self._fleet.blocks, tasks, self._member.incarnation
+            )
             intake = Intake(self._bus, self._journals, self._performer, self.tell)
             try:
                 await self._listen()
@@ -71,12 +78,15 @@ class Scheduler:
                 for task in working:
                     task.cancel()
             finally:
+                self._cached.stop()
                 self._performer.abandon()
 
     async def _listen(self) -> None:
         bus = self._bus
         await bus.subscribe(subjects.BEATS, self._on_beat)
         await bus.subscribe(subjects.LOADS, self._on_load)
+        await bus.subscribe(subjects.ATTENDED, self._on_attended)
+        await self._cached.listen()
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record)
 
@@ -97,7 +107,11 @@ class Scheduler:
         for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
             self._fleet.found(found.member)
             self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
-            self.tell(Ticked())
+            self.tell(MemberWasFound(found.member))
+
+    def _on_attended(self, delivery: Delivery) -> None:
+        attended: Attended = delivery.decode(Attended)
+        self.tell(AnswersAttended(attended.request_ids))
 
     def _on_load(self, delivery: Delivery) -> None:
         self._fleet.report(delivery.decode(WorkerLoad))
@@ -107,6 +121,7 @@ class Scheduler:
             self._fleet.unregister(Incarnation(change.key))
         else:
             self._fleet.register(change.value)
+            self._cached.registered(change.value.worker)
             self.tell(Ticked())
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:

@@ -7,10 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych_contracts.cards import KvLayout, ModelCard
-from diptych_contracts.errors import Permanent, Unverified
+from diptych_contracts.errors import Incompatible, Permanent, Unverified
 from diptych_engine.llamacpp.declarations import BUILD
+from diptych_engine.llamacpp.kv_cells import KvCells, ascending
 from diptych_engine.llamacpp.library import installed_library, load_library
 from diptych_engine.llamacpp.model import LoadedModel
+from diptych_engine.llamacpp.placement import Span, Want
 from diptych_engine.llamacpp.self_check import check_decoding
 from diptych_engine.llamacpp.settings import MAX_SEQUENCES, LlamaCppSettings
 from diptych_engine.port import EngineSpec, KvBlock, StepInput
@@ -31,12 +33,11 @@ class LlamaCppEngine:
         context_tokens = _context_tokens(card, settings)
         library = load_library(settings.library or installed_library())
         self._model = LoadedModel(library, path, vocab_size=card.vocab_size, settings=settings)
-        self._ffi, self._lib = self._model.ffi, self._model.lib
-        self._scratch = settings.max_sequences
+        self._cells = KvCells(self._model, settings)
         self._step_tokens = settings.step_tokens
         try:
             # Untouched pages make the first imports ten times slower.
-            self._lib.llama_memory_clear(self._model.memory, True)
+            self._model.lib.llama_memory_clear(self._model.memory, True)
             check_decoding(self, path, card.vocab_size)
             self._fixed_bytes, self._token_bytes = self._measure_blocks()
         except BaseException:
@@ -58,43 +59,53 @@ class LlamaCppEngine:
             vocab_size=card.vocab_size,
             eos_ids=card.eos_ids,
             step_tokens=settings.step_tokens,
+            prefix_sequences=settings.prefix_sequences,
         )
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
         """Compute one batch; see `port.StepEngine`."""
-        model = self._model
-        ends: list[int] = []
-        start = 0
+        n_tokens = sum(len(run.token_ids) for run in inputs)
+        if not all(run.token_ids for run in inputs) or not 0 < n_tokens <= self._step_tokens:
+            raise ValueError(f"a step takes 1 to {self._step_tokens} tokens in non-empty runs")
         for run in inputs:
-            end = start + len(run.token_ids)
-            if not start < end <= self._step_tokens:
-                raise ValueError(f"a step takes 1 to {self._step_tokens} tokens in non-empty runs")
-            model.tokens[start:end] = run.token_ids
-            model.positions[start:end] = np.arange(run.position, run.position + end - start)
-            model.seqs[start:end] = run.seq
-            model.wanted[start:end] = 0
-            model.wanted[end - 1] = run.want_logits
-            ends.append(end)
-            start = end
-        model.decode(start)
+            if run.position != self._cells.length(run.seq):
+                raise ValueError(
+                    f"sequence {run.seq}: expected position {self._cells.length(run.seq)}, "
+                    f"got {run.position}"
+                )
+        cells = self._cells.place([Want(run.seq, len(run.token_ids)) for run in inputs])
+        ends = self._fill_batch(inputs, np.concatenate(cells))
+        self._model.decode(n_tokens)
         return [
-            model.logits(end - 1) if run.want_logits else None
+            self._model.logits(end) if run.want_logits else None
             for run, end in zip(inputs, ends, strict=True)
         ]
 
+    def _fill_batch(self, inputs: Sequence[StepInput], cells: NDArray[np.int64]) -> list[int]:
+        """Write the batch in the order of `cells`; gives where each run's last token stands."""
+        model, at = self._model, 0
+        place = np.empty(len(cells), np.int64)
+        place[np.argsort(cells)] = np.arange(len(cells))
+        model.wanted[: len(cells)] = 0
+        ends: list[int] = []
+        for run in inputs:
+            count = len(run.token_ids)
+            to = place[at : at + count]
+            model.tokens[to] = run.token_ids
+            model.positions[to] = np.arange(run.position, run.position + count)
+            model.seqs[to] = run.seq
+            model.wanted[to[-1]] = run.want_logits
+            ends.append(int(to[-1]))
+            at += count
+        return ends
+
     def export_block(self, seq: int, p0: int, p1: int, out: memoryview) -> int:
         """Write the KV of positions [p0, p1) into `out`; gives the number of bytes."""
-        if not self._holds(seq, p0, p1):
+        if not 0 <= p0 < p1 <= self._cells.length(seq):
             raise ValueError(f"sequence {seq} does not hold positions [{p0}, {p1})")
-        memory, scratch = self._model.memory, self._scratch
-        self._lib.llama_memory_seq_cp(memory, seq, scratch, p0, p1)
-        target = self._ffi.from_buffer("uint8_t[]", out, require_writable=True)
-        n_bytes: int = self._lib.llama_state_seq_get_data_ext(
-            self._model.context, target, len(target), scratch, 0
-        )
-        self._lib.llama_memory_seq_rm(memory, scratch, -1, -1)
+        n_bytes = self._cells.read(Span(seq, p0, p1), out)
         if n_bytes == 0:
-            raise ValueError(f"a block of {p1 - p0} tokens does not fit {len(target)} bytes")
+            raise ValueError(f"a block of {p1 - p0} tokens does not fit {len(out)} bytes")
         return n_bytes
 
     def import_block(self, seq: int, block: KvBlock) -> None:
@@ -103,33 +114,26 @@ class LlamaCppEngine:
         where = f"positions [{block.p0}, {block.p1})"
         if n_bytes != expected:
             raise Unverified(f"KV of {where}: expected {expected} bytes, seen {n_bytes}")
-        memory, scratch = self._model.memory, self._scratch
-        data = self._ffi.from_buffer("uint8_t[]", block.data)
-        try:
-            # Replaces all of the sequence it goes to: hence by way of scratch.
-            taken = self._lib.llama_state_seq_set_data_ext(
-                self._model.context, data, n_bytes, scratch, 0
-            )
-            if taken != n_bytes or not self._holds(scratch, block.p0, block.p1, exactly=True):
-                raise Unverified(f"KV of {where}: llama.cpp refused its {n_bytes} bytes")
-            self._lib.llama_memory_seq_cp(memory, scratch, seq, block.p0, block.p1)
-        finally:
-            self._lib.llama_memory_seq_rm(memory, scratch, -1, -1)
+        if block.p0 != self._cells.length(seq):
+            raise Unverified(f"KV of {where} does not follow {self._cells.length(seq)} tokens")
+        if not self._cells.write(Span(seq, block.p0, block.p1), block.data):
+            raise Unverified(f"KV of {where}: llama.cpp refused its {n_bytes} bytes")
+
+    def fork(self, src_seq: int, dst_seq: int, p0: int, p1: int) -> bool:
+        """Let `dst_seq` share cells with `src_seq`; see `port.StepEngine`."""
+        if not 0 <= p0 < p1 <= self._cells.length(src_seq):
+            raise ValueError(f"sequence {src_seq} does not hold positions [{p0}, {p1})")
+        if (end := self._cells.length(dst_seq)) != p0:
+            raise ValueError(f"sequence {dst_seq} ends at {end}, expected {p0}")
+        return self._cells.share(Span(src_seq, p0, p1), dst_seq)
 
     def drop(self, seq: int) -> None:
-        """Free all KV of `seq`."""
-        self._lib.llama_memory_seq_rm(self._model.memory, seq, -1, -1)
+        """Free all KV of `seq` that no other sequence shares."""
+        self._cells.drop(seq)
 
     def close(self) -> None:
         """Free the model; harmless when repeated."""
         self._model.close()
-
-    def _holds(self, seq: int, p0: int, p1: int, *, exactly: bool = False) -> bool:
-        first: int = self._lib.llama_memory_seq_pos_min(self._model.memory, seq)
-        last: int = self._lib.llama_memory_seq_pos_max(self._model.memory, seq)
-        if exactly:
-            return (first, last) == (p0, p1 - 1)
-        return 0 <= first <= p0 < p1 <= last + 1
 
     def _block_bytes(self, tokens: int) -> int:
         return self._fixed_bytes + tokens * self._token_bytes
@@ -139,24 +143,26 @@ class LlamaCppEngine:
         for at in range(0, BLOCK_TOKENS, self._step_tokens):
             part = [0] * min(self._step_tokens, BLOCK_TOKENS - at)
             self.step([StepInput(seq=0, position=at, token_ids=part, want_logits=False)])
-        full = self._size_of(0, 0, BLOCK_TOKENS)
-        one = self._size_of(0, 0, 1)
+        span = Span(0, 0, BLOCK_TOKENS)
+        full, one = self._cells.read_size(span), self._cells.read_size(Span(0, 0, 1))
+        blob = memoryview(bytearray(full))
+        if self._cells.read(span, blob) != full or not ascending(blob, span):
+            raise Incompatible("a KV blob does not list its cells as expected of this build")
         self.drop(0)
         per_token, rest = divmod(full - one, BLOCK_TOKENS - 1)
         if rest:
             raise Permanent(f"KV blobs of {full} and {one} bytes do not grow evenly with tokens")
         return one - per_token, per_token
 
-    def _size_of(self, seq: int, p0: int, p1: int) -> int:
-        self._lib.llama_memory_seq_cp(self._model.memory, seq, self._scratch, p0, p1)
-        size: int = self._lib.llama_state_seq_get_size_ext(self._model.context, self._scratch, 0)
-        self._lib.llama_memory_seq_rm(self._model.memory, self._scratch, -1, -1)
-        return size
-
 
 def _context_tokens(card: ModelCard, settings: LlamaCppSettings) -> int:
-    if not 1 <= settings.max_sequences <= MAX_SEQUENCES:
-        raise Permanent(f"max_sequences must be 1 to {MAX_SEQUENCES}, is {settings.max_sequences}")
+    if settings.max_sequences < 1 or settings.prefix_sequences < 0:
+        raise Permanent("max_sequences must be at least 1, prefix_sequences at least 0")
+    if settings.sequence_ids > MAX_SEQUENCES:
+        raise Permanent(
+            f"max_sequences={settings.max_sequences} and prefix_sequences="
+            f"{settings.prefix_sequences} exceed the library's {MAX_SEQUENCES} sequence ids"
+        )
     if settings.step_tokens < settings.max_sequences + 1:
         raise Permanent(
             f"step_tokens={settings.step_tokens} must exceed max_sequences={settings.max_sequences}"

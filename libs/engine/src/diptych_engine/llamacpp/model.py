@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from diptych_contracts.errors import Incompatible, Permanent
 from diptych_engine.llamacpp.declarations import FLASH_ATTENTION_ON, TYPE_F16
 from diptych_engine.llamacpp.library import Library
-from diptych_engine.llamacpp.settings import LlamaCppSettings
+from diptych_engine.llamacpp.settings import FILLERS, LlamaCppSettings
 
 UBATCH_TOKENS = 32
 """From 64 query rows on, attention takes a kernel whose result depends on the chunking."""
-_SPARE_CELLS = 64
+SPARE_CELLS = 64
 """One block on its way in."""
 
 
@@ -71,10 +71,10 @@ class LoadedModel:
 
     def _new_context(self, path: Path, settings: LlamaCppSettings) -> Any:
         params = self.lib.llama_context_default_params()
-        params.n_ctx = settings.kv_tokens + _SPARE_CELLS
+        params.n_ctx = settings.kv_tokens + SPARE_CELLS
         params.n_batch = settings.step_tokens
         params.n_ubatch = UBATCH_TOKENS
-        params.n_seq_max = settings.max_sequences + 1
+        params.n_seq_max = settings.sequence_ids + 1 + FILLERS
         params.flash_attn_type = FLASH_ATTENTION_ON
         params.type_k = params.type_v = TYPE_F16
         params.kv_unified = True

@@ -4,8 +4,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-MAX_SEQUENCES = 255
-"""The library's limit of 256 sequence ids, less one for scratch."""
+MAX_SEQUENCES = 191
+"""The library's limit of 256 sequence ids, less one for scratch and those of fillers."""
+FILLERS = 64
+"""Sequence ids that hold free cells (`placement`): about one per sequence that has left lately."""
+PREFIX_SEQUENCES = 32
+"""Cached prefixes: many tenants' system prompts; ids cost next to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,13 @@ class LlamaCppSettings:
     """Longest sequence; default: what the model card says."""
     step_tokens: int = 256
     """Most tokens in one step."""
+    prefix_sequences: int = PREFIX_SEQUENCES
+    """Most cached prefixes; 0: none are kept."""
+
+    @property
+    def sequence_ids(self) -> int:
+        """Sequence ids that hold tokens: the one for scratch and those of fillers follow."""
+        return self.max_sequences + self.prefix_sequences
 
     def thread_count(self) -> int:
         """The number of threads to use."""

@@ -1,0 +1,77 @@
+"""A Responses object as bucket `responses` keeps it: enough for any gateway to rebuild its events.
+
+While the request runs, the tokens stand in the journal of the gateway that took it; once it has
+ended, its text stands here, cut into the same pieces.
+"""
+
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import End
+from diptych_contracts.sampling import Sampling
+from diptych_contracts.wire import Message
+
+PREFIX = "resp_"
+
+
+def response_id(request_id: RequestId) -> str:
+    """A request's id as clients of the Responses API see it."""
+    return f"{PREFIX}{request_id}"
+
+
+class StoredMessage(Message, frozen=True, kw_only=True, tag="stored_message.1"):
+    """One message of a conversation, as the chat template takes it."""
+
+    role: str
+    text: str
+
+
+class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
+    """What a response came to."""
+
+    deltas: tuple[str, ...]
+    """Its text, one piece per token that yields text: what its events were."""
+    tokens: int
+    end: End
+    ended_unix_s: int
+
+
+class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"):
+    """Everything a response says, its tokens apart."""
+
+    request_id: RequestId
+    gateway: Incarnation
+    """Whose journal carries its tokens."""
+    journal_seq: int
+    """No token of it is at or before this sequence."""
+    model: str
+    created_unix_ms: int
+    deadline_unix_ms: int
+    prompt_tokens: int
+    sampling: Sampling
+    max_output_tokens: int | None = None
+    """As asked for."""
+    instructions: str | None = None
+    input: tuple[StoredMessage, ...]
+    """This turn's own; the turns before it stand in `previous_response_id`."""
+    previous_response_id: str | None = None
+    history: tuple[StoredMessage, ...] | None = None
+    """The turns before it where they are not stored: then nobody need look further."""
+    store: bool = True
+    background: bool = False
+    service_tier: str = "default"
+    metadata: tuple[tuple[str, str], ...] = ()
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    answer: StoredAnswer | None = None
+    """Set once, when it has ended."""
+
+    @property
+    def response_id(self) -> str:
+        """Its id as clients see it."""
+        return response_id(self.request_id)
+
+
+class Attended(Message, frozen=True, kw_only=True, tag="attended.1"):
+    """Clients of `reader` read these answers now; said again every few seconds while they do."""
+
+    reader: Incarnation
+    request_ids: tuple[RequestId, ...]

@@ -1,0 +1,157 @@
+"""What the `tcp` link says, byte by byte. Little-endian; pure.
+
+    writer → reader   hello    magic and version, slot size, lengths of two names, key; the names:
+                               who writes, and which reader it means
+    reader → writer   welcome  magic and version, a verdict; any but WELCOME is the end
+    writer → reader   batch    mark, number, count; for each block slot, generation, bytes; then
+                               the blocks themselves
+    reader → writer   ack      mark, number, count; for each block a byte: stored, or slot closed
+
+An ack answers one batch, when its last byte lies in its slot. Whatever does not parse, or names a
+slot or size that cannot be, is `Garbled`: the connection is cut.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from diptych_contracts.errors import Incompatible
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.transfers import SlotRef
+
+MAGIC, ANSWER_MAGIC = b"DPTYKVL", b"DPTYKVR"
+"""Two, so that a connection that met itself is not taken for a welcome."""
+VERSION = 1
+KEY_BYTES = 16
+MAX_BLOCKS = 256
+"""Blocks in one batch."""
+_MAX_NAME_BYTES = 128
+
+HELLO = struct.Struct("<7sBIHH16s")
+WELCOME = struct.Struct("<7sBB")
+BATCH = struct.Struct("<4sIH")
+ENTRY = struct.Struct("<IQI")
+ACK = struct.Struct("<4sIH")
+_BATCH_MARK, _ACK_MARK = b"BLKS", b"ACKS"
+
+
+class Garbled(Exception):
+    """The peer does not speak this protocol."""
+
+
+class Verdict(IntEnum):
+    """The reader's answer to a hello."""
+
+    WELCOME = 0
+    OTHER_VERSION = 1
+    OTHER_READER = 2
+    WRONG_KEY = 3
+    OTHER_SLOT_SIZE = 4
+    TOO_MANY = 5
+
+
+class Stored(IntEnum):
+    """What became of one block."""
+
+    STORED = 0
+    CLOSED = 1
+    """Its slot is not open to this writer under this generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who calls whom."""
+
+    writer: Incarnation
+    reader: str
+    slot_bytes: int
+    key: bytes
+    version: int = VERSION
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        writer, reader = self.writer.encode(), self.reader.encode()
+        head = HELLO.pack(MAGIC, self.version, self.slot_bytes, len(writer), len(reader), self.key)
+        return head + writer + reader
+
+
+def hello_names_bytes(head: bytes) -> int:
+    """How many bytes of names follow a hello's head. Raises `Garbled`."""
+    magic, _, _, writer_bytes, reader_bytes, _ = HELLO.unpack(head)
+    if magic != MAGIC:
+        raise Garbled(f"expected the greeting of a KV writer, got {bytes(head[:8])!r}")
+    if not (0 < writer_bytes <= _MAX_NAME_BYTES and reader_bytes <= _MAX_NAME_BYTES):
+        raise Garbled(f"names of {writer_bytes} and {reader_bytes} bytes")
+    return int(writer_bytes + reader_bytes)
+
+
+def unpack_hello(head: bytes, names: bytes) -> Hello:
+    """The hello. Raises `Garbled`."""
+    _, version, slot_bytes, writer_bytes, _, key = HELLO.unpack(head)
+    try:
+        writer, reader = names[:writer_bytes].decode("ascii"), names[writer_bytes:].decode("ascii")
+    except UnicodeDecodeError as err:
+        raise Garbled("names that are no text") from err
+    if not names.decode("ascii").isprintable():
+        raise Garbled("names that cannot be printed")
+    return Hello(Incarnation(writer), reader, slot_bytes, key, version)
+
+
+def pack_welcome(verdict: Verdict) -> bytes:
+    """The answer to a hello."""
+    return WELCOME.pack(ANSWER_MAGIC, VERSION, verdict)
+
+
+def check_welcome(data: bytes, where: str) -> None:
+    """Raise unless the reader lets this writer in.
+
+    Raises:
+        Garbled: what answered is no KV reader.
+        Incompatible: it says no.
+    """
+    magic, version, verdict = WELCOME.unpack(data)
+    if magic != ANSWER_MAGIC or verdict not in tuple(Verdict):
+        raise Garbled(f"{where} answered {data!r}")
+    if verdict != Verdict.WELCOME:
+        why = Verdict(verdict).name.lower().replace("_", " ")
+        raise Incompatible(f"{where} (version {version}) turned this writer away: {why}")
+
+
+def pack_batch(number: int, blocks: Sequence[tuple[SlotRef, int]]) -> bytes:
+    """The head of a batch: its blocks follow."""
+    entries = (ENTRY.pack(ref.slot, ref.generation, n_bytes) for ref, n_bytes in blocks)
+    return b"".join((BATCH.pack(_BATCH_MARK, number, len(blocks)), *entries))
+
+
+def unpack_batch(head: bytes) -> tuple[int, int]:
+    """A batch's number and its count of blocks. Raises `Garbled`."""
+    mark, number, count = BATCH.unpack(head)
+    if mark != _BATCH_MARK or not 0 < count <= MAX_BLOCKS:
+        raise Garbled(f"expected a batch of 1 to {MAX_BLOCKS} blocks, got {bytes(head)!r}")
+    return number, count
+
+
+def unpack_entries(data: bytes, *, slots: int, slot_bytes: int) -> list[tuple[SlotRef, int]]:
+    """Where each block of a batch goes, and its size. Raises `Garbled`."""
+    entries = []
+    for slot, generation, n_bytes in ENTRY.iter_unpack(data):
+        if slot >= slots or not 0 < n_bytes <= slot_bytes:
+            raise Garbled(
+                f"a block of {n_bytes} bytes for slot {slot}; there are {slots} of {slot_bytes}"
+            )
+        entries.append((SlotRef(slot=slot, generation=generation), n_bytes))
+    return entries
+
+
+def pack_ack(number: int, stored: Sequence[Stored]) -> bytes:
+    """The answer to a batch."""
+    return ACK.pack(_ACK_MARK, number, len(stored)) + bytes(stored)
+
+
+def unpack_ack(head: bytes) -> tuple[int, int]:
+    """Which batch an ack answers, and how many blocks that had. Raises `Garbled`."""
+    mark, number, count = ACK.unpack(head)
+    if mark != _ACK_MARK or not 0 < count <= MAX_BLOCKS:
+        raise Garbled(f"expected an ack, got {bytes(head)!r}")
+    return number, count

@@ -1,0 +1,44 @@
+from diptych_policy.prefixes import Prefix, PromptBlocks, block_hashes
+
+TOKENS = tuple(range(1000, 1130))
+
+
+def test_every_full_block_has_a_hash_and_the_rest_has_none() -> None:
+    counts = {n: len(block_hashes("t", "m", TOKENS[:n], 64)) for n in (0, 63, 64, 65, 127, 128)}
+    assert counts == {0: 0, 63: 0, 64: 1, 65: 1, 127: 1, 128: 2}
+    assert all(0 <= block < 2**64 for block in block_hashes("t", "m", TOKENS, 64))
+
+
+def test_a_hash_names_all_that_comes_before() -> None:
+    one = block_hashes("t", "m", TOKENS, 64)
+    assert block_hashes("t", "m", TOKENS[:64], 64) == one[:1]
+    changed_late = block_hashes("t", "m", (*TOKENS[:100], 7, *TOKENS[101:]), 64)
+    assert changed_late[0] == one[0]
+    assert changed_late[1] != one[1]
+    changed_early = block_hashes("t", "m", (7, *TOKENS[1:]), 64)
+    assert not set(changed_early) & set(one)
+
+
+def test_tenant_and_model_are_part_of_every_hash() -> None:
+    one = set(block_hashes("ab", "c", TOKENS, 64))
+    for tenant, model in (("ab", "d"), ("x", "c"), ("a", "bc"), ("", "abc"), ("abc", "")):
+        assert not one & set(block_hashes(tenant, model, TOKENS, 64))
+
+
+def test_hashes_are_the_same_in_every_process() -> None:
+    assert block_hashes("default", "base", (1, 2, 3, 4), 2) == (
+        10923445588436021552,
+        11917693182490630233,
+    )
+
+
+def test_a_prefix_is_the_full_blocks() -> None:
+    prefix = Prefix.of("t", "m", TOKENS, 64)
+    assert prefix == Prefix("t", TOKENS[:128], block_hashes("t", "m", TOKENS, 64))
+
+
+def test_a_prompt_is_hashed_once_per_model_and_block_size() -> None:
+    prompt = PromptBlocks("t", TOKENS)
+    assert prompt.hashes("m", 64) == block_hashes("t", "m", TOKENS, 64)
+    assert prompt.hashes("m", 64) is prompt.hashes("m", 64)
+    assert prompt.hashes("m", 16) == block_hashes("t", "m", TOKENS, 16)

@@ -1,0 +1,186 @@
+"""What every generating route goes through: a stored request, its answer, the books."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from opentelemetry import propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind
+from starlette.types import Receive, Scope
+
+from diptych_contracts.ids import RequestId
+from diptych_contracts.requests import Deadlines, Request
+from diptych_gateway import metrics, spans
+from diptych_gateway.accepting import Acceptance, Identity
+from diptych_gateway.checking import Call
+from diptych_gateway.errors import ApiError
+from diptych_gateway.in_flight import InFlight
+from diptych_gateway.keeping import Keeper
+from diptych_gateway.models import ServedModel
+from diptych_gateway.patience import Limits, Patience
+from diptych_gateway.settings import GatewaySettings
+from diptych_gateway.streams import AnswerStream, Asked
+from diptych_telemetry import logger, names, tracer
+from diptych_text.answer import AnswerText
+from diptych_text.codec import TextCodec
+
+log = logger(__name__)
+_tracer = tracer(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A client's request as it came in."""
+
+    request_id: RequestId
+    arrived_s: float
+    context: Context | None = None
+    """The client's trace."""
+    abort: Callable[[], None] | None = None
+    """Cuts its connection."""
+
+
+def arrival(scope: Scope, *, arrived_s: float) -> Arrival:
+    """An HTTP request's arrival."""
+    headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+    state = scope["state"]
+    context = propagate.extract(headers)
+    return Arrival(state["request_id"], arrived_s, context, state.get("abort"))
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A stored request and its answer."""
+
+    request: Request
+    served: ServedModel
+    stream: AnswerStream
+
+
+Prepare = Callable[[Request, ServedModel], Awaitable[str]]
+"""Called before a request is stored; gives what clients call the answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generations:
+    """Requests on their way in, answers on their way out."""
+
+    settings: GatewaySettings
+    identity: Identity
+    now_s: Callable[[], float]
+    acceptance: Acceptance
+    in_flight: InFlight
+    keeper: Keeper
+
+    @asynccontextmanager
+    async def accepted(
+        self, call: Call, arrival: Arrival, prepare: Prepare
+    ) -> AsyncIterator[Accepted]:
+        """A request, stored, whose answer is heard inside the `async with`.
+
+        Left without an end, the request is cancelled, or kept for its client's return.
+        """
+        if (call.resume or call.background) and len(self.keeper) >= self.settings.max_kept:
+            text = f"{self.settings.max_kept} answers are kept for their clients, the limit"
+            raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=1.0)
+        with ExitStack() as held:
+            with _tracer.start_as_current_span(
+                names.GATEWAY_ACCEPT, context=arrival.context, kind=SpanKind.SERVER
+            ) as span:
+                request, served = await self.acceptance.request(
+                    call, arrival.request_id, identity=self.identity
+                )
+                metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
+                spans.describe_request(span, request, call)
+                answer_id = await prepare(request, served)
+                stream = self.stream(request, served.codec, arrival)
+                held.enter_context(self.in_flight.holding(stream))
+                await self._store(request, served)
+                held.enter_context(self.keeper.reading(request.request_id))
+            context = trace.set_span_in_context(span)
+            with _tracer.start_as_current_span(names.GATEWAY_STREAM, context=context) as span:
+                try:
+                    yield Accepted(request, served, stream)
+                finally:
+                    spans.describe_answer(span, stream, answer_id)
+                    self._account(stream)
+
+    async def checked(self, call: Call, arrival: Arrival) -> Request:
+        """The request that `call` would become; nothing runs. Raises what `accepted` raises."""
+        request, _ = await self.acceptance.request(call, arrival.request_id, identity=self.identity)
+        return request
+
+    def stream(self, request: Asked, codec: TextCodec, arrival: Arrival) -> AnswerStream:
+        """The way out of an answer to `request`."""
+        stop = request.stopping.stop if isinstance(request, Request) else ()
+        return AnswerStream(
+            request,
+            text=AnswerText(codec, stop),
+            patience=Patience(self._limits()),
+            arrived_s=arrival.arrived_s,
+            metrics=metrics.of_model(request.model),
+            abort=arrival.abort,
+        )
+
+    async def _store(self, request: Request, served: ServedModel) -> None:
+        self.keeper.keep(request, served.codec)
+        try:
+            await self.acceptance.store(request, timeout_s=self.settings.accept_s)
+        except BaseException:
+            self.keeper.drop(request.request_id)  # nobody was promised anything: cancel it now
+            raise
+
+    def _account(self, stream: AnswerStream) -> None:
+        now_s = self.now_s()
+        reason = spans.end_reason(stream)
+        measured = metrics.of_model(stream.request.model)
+        measured.duration.observe(now_s - stream.arrived_s)
+        measured.answer_tokens.inc(stream.tokens)
+        measured.ended(reason)
+        log.info(
+            "request_ended",
+            request_id=stream.request.request_id,
+            model=stream.request.model,
+            reason=reason,
+            attempt=stream.attempt,
+            prompt_tokens=stream.request.prompt_tokens,
+            answer_tokens=stream.tokens,
+            total_ms=round((now_s - stream.arrived_s) * 1000, 1),
+        )
+
+    def _limits(self) -> Limits:
+        settings = self.settings
+        return Limits(
+            silence_s=settings.first_token_s + settings.silence_grace_s,
+            total_s=settings.total_s + settings.silence_grace_s,
+            keep_alive_s=settings.keep_alive_s,
+            slow_reader_s=settings.slow_reader_s,
+        )
+
+
+def deadlines(settings: GatewaySettings) -> Deadlines:
+    """What the scheduler judges."""
+    return Deadlines(
+        first_token_s=settings.first_token_s,
+        inter_token_s=settings.inter_token_s,
+        total_s=settings.total_s,
+    )
+
+
+@asynccontextmanager
+async def watched(stream: AnswerStream, receive: Receive) -> AsyncIterator[None]:
+    """Tell `stream` when its HTTP client leaves."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        stream.leave()
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])

@@ -1,0 +1,92 @@
+"""The body of `POST /v1/responses` and the frame `response.create`, as clients write them."""
+
+from typing import Any
+
+import msgspec
+
+from diptych_gateway.bodies import CommonBody, ContentPart, decode_as
+
+
+class InputKind(msgspec.Struct):
+    """What an input item is; the rest of it is read once that is known."""
+
+    type: str = "message"
+
+
+class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
+    role: str
+    content: str | list[ContentPart]
+    type: str = "message"
+    # What an output item carries when a client sends it back; they do not change the answer.
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
+    input: str | list[msgspec.Raw]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    store: bool | None = None
+    background: bool | None = None
+    # Accepted only with the value that asks for nothing (`response_checking.HARMLESS`).
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    max_tool_calls: Any = None
+    text: Any = None
+    reasoning: Any = None
+    truncation: Any = None
+    top_logprobs: Any = None
+    include: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+
+
+class CreateFrame(ResponseBody, kw_only=True, forbid_unknown_fields=True):
+    """A `response.create` frame: the same fields, and what belongs to the connection."""
+
+    type: str
+    stream_id: str | None = None
+    generate: bool | None = None
+
+
+class FrameKind(msgspec.Struct):
+    """What a frame is, and whose: read first, so that an error finds its lane."""
+
+    type: str
+    stream_id: Any = None
+
+
+_body_decoder = msgspec.json.Decoder(ResponseBody)
+_create_decoder = msgspec.json.Decoder(CreateFrame)
+_frame_decoder = msgspec.json.Decoder(FrameKind)
+_kind_decoder = msgspec.json.Decoder(InputKind)
+_message_decoder = msgspec.json.Decoder(InputMessage)
+
+
+def decode_response(data: bytes) -> ResponseBody:
+    """`data` as a body. Raises `InvalidRequest`, see `bodies.decode_as`."""
+    return decode_as(_body_decoder, data)
+
+
+def decode_create(data: str) -> CreateFrame:
+    """`data` as a `response.create` frame."""
+    return decode_as(_create_decoder, data)
+
+
+def decode_frame_kind(data: str) -> FrameKind:
+    """What frame `data` is."""
+    return decode_as(_frame_decoder, data)
+
+
+def decode_kind(item: msgspec.Raw, *, at: str) -> str:
+    """The type of an input item."""
+    return decode_as(_kind_decoder, item, at=at).type
+
+
+def decode_message(item: msgspec.Raw, *, at: str) -> InputMessage:
+    """An input item of type `message`."""
+    return decode_as(_message_decoder, item, at=at)

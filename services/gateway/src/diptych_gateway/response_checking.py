@@ -1,0 +1,188 @@
+"""From the types of a Responses body to its meaning; values shared with chat are judged there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from diptych_contracts.errors import InvalidRequest
+from diptych_contracts.requests import Forced, PriorityClass
+from diptych_contracts.responses import StoredMessage
+from diptych_contracts.sampling import Sampling
+from diptych_gateway.checking import (
+    ROLES,
+    Call,
+    check_numbers,
+    forced,
+    joined,
+    only,
+    sampling,
+    shown,
+    tier_class,
+    unsupported,
+)
+from diptych_gateway.response_bodies import (
+    CreateFrame,
+    InputMessage,
+    ResponseBody,
+    decode_kind,
+    decode_message,
+)
+
+MAX_METADATA = 16
+MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
+_PARTS = ("input_text", "output_text", "text")
+
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "max_tool_calls": (),
+    "text": (
+        {},
+        {"format": {"type": "text"}},
+        {"format": {"type": "text"}, "verbosity": "medium"},
+        {"verbosity": "medium"},
+    ),
+    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
+    "truncation": ("disabled",),
+    "top_logprobs": (0,),
+    "include": ([], ["reasoning.encrypted_content"]),
+    "conversation": (),
+    "prompt": (),
+    "context_management": ([],),
+}
+"""What these may say while they are not supported: nothing that changes an answer.
+
+`reasoning.encrypted_content` asks for something beside reasoning, of which there is none.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseCall:
+    """What a client wants, judged, but for the turns before it."""
+
+    body: ResponseBody
+    input: tuple[StoredMessage, ...]
+    sampling: Sampling
+    forced: Forced
+    priority_class: PriorityClass
+    store: bool
+    background: bool
+    stream: bool
+    resume: bool
+
+    def generation(self, history: tuple[StoredMessage, ...]) -> Call:
+        """What is to be generated after `history`.
+
+        Instructions come first and are this turn's alone: a later turn does not inherit them.
+        """
+        body = self.body
+        instructions = body.instructions
+        first = () if instructions is None else (StoredMessage(role="system", text=instructions),)
+        return Call(
+            model=body.model,
+            messages=[
+                {"role": message.role, "content": message.text}
+                for message in (*first, *history, *self.input)
+            ],
+            messages_param="input",
+            sampling=self.sampling,
+            seeded=body.seed is not None,
+            ignore_eos=bool(body.ignore_eos),
+            max_tokens=body.max_output_tokens,
+            forced=self.forced,
+            priority_class=self.priority_class,
+            resume=self.resume,
+            background=self.background,
+        )
+
+
+def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
+    """The call that `body` describes; `resume` if its client asked for a grace by header.
+
+    Raises:
+        InvalidRequest: names the parameter, and says what was expected and seen.
+    """
+    check_numbers(body)
+    for name, allowed in HARMLESS.items():
+        only(name, getattr(body, name), allowed)
+    if body.stream_options is not None:
+        only("stream_options.include_usage", body.stream_options.include_usage, (False,))
+    _check_metadata(body.metadata)
+    store, background = body.store is not False, bool(body.background)
+    if background and not store:
+        raise InvalidRequest(
+            "'background' answers must be stored: expected 'store': true", param="background"
+        )
+    return ResponseCall(
+        body=body,
+        input=_input(body.input),
+        sampling=sampling(body),
+        forced=forced(body),
+        priority_class=tier_class(body.service_tier),
+        store=store,
+        background=background,
+        stream=bool(body.stream),
+        resume=resume or store,
+    )
+
+
+def check_frame(frame: CreateFrame, *, resume: bool = False) -> ResponseCall:
+    """The call of a `response.create` frame, which is always streamed."""
+    if frame.stream is False:
+        raise unsupported("stream", False, (True,))
+    only("background", frame.background, (False,))
+    return check_response(frame, resume=resume)
+
+
+def _check_metadata(metadata: dict[str, str] | None) -> None:
+    if not metadata:
+        return
+    longest_key = max(map(len, metadata))
+    longest = max(map(len, metadata.values()))
+    if len(metadata) > MAX_METADATA or longest_key > MAX_METADATA_KEY:
+        raise InvalidRequest(
+            f"'metadata': expected at most {MAX_METADATA} keys of {MAX_METADATA_KEY} characters, "
+            f"saw {len(metadata)} of up to {longest_key}",
+            param="metadata",
+        )
+    if longest > MAX_METADATA_VALUE:
+        raise InvalidRequest(
+            f"'metadata': expected values of at most {MAX_METADATA_VALUE} characters, "
+            f"saw {longest}",
+            param="metadata",
+        )
+
+
+def _input(given: str | list[msgspec.Raw]) -> tuple[StoredMessage, ...]:
+    if isinstance(given, str):
+        return (StoredMessage(role="user", text=given),)
+    if not given:
+        raise InvalidRequest("expected at least one input item, saw none", param="input")
+    return tuple(_item(f"input[{i}]", item) for i, item in enumerate(given))
+
+
+def _item(at: str, item: msgspec.Raw) -> StoredMessage:
+    kind = decode_kind(item, at=at)
+    if kind != "message":
+        raise InvalidRequest(
+            f"'{at}': expected an item of type 'message', saw {shown(kind)}: "
+            "this server takes messages only",
+            param=at,
+            code="unsupported_content",
+        )
+    return _message(at, decode_message(item, at=at))
+
+
+def _message(at: str, message: InputMessage) -> StoredMessage:
+    role = ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest(
+            f"'{at}.role': expected one of {', '.join(ROLES)}, saw {shown(message.role)}",
+            param=f"{at}.role",
+        )
+    content = message.content
+    text = content if isinstance(content, str) else joined(f"{at}.content", content, _PARTS)
+    return StoredMessage(role=role, text=text)

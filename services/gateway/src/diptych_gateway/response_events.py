@@ -1,0 +1,181 @@
+"""The events of one response: a pure function of (response, token ids, end).
+
+    0 response.created        1 response.in_progress
+    2 output_item.added       3 content_part.added      before the first text, or a finish without
+    4… output_text.delta      one per token that yields text, never put together by timing
+    then output_text.done, content_part.done, output_item.done
+    last response.completed | .incomplete (its limit, or cancelled) | .failed
+
+So every gateway numbers alike, live or long afterwards, and a client may go on after any number
+at any of them. An item that was added is always done, however the response ended.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from diptych_contracts.responses import StoredAnswer, StoredResponse
+from diptych_gateway.response_objects import (
+    OutputMessage,
+    OutputText,
+    ResponseObject,
+    ended,
+    has_item,
+    in_progress,
+    item_id,
+    message,
+)
+
+_encode = msgspec.json.Encoder().encode
+
+_TERMINAL = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+    "cancelled": "response.incomplete",
+    "failed": "response.failed",
+}
+_DELTA = "response.output_text.delta"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event, ready to be framed."""
+
+    number: int
+    type: str
+    data: bytes
+
+
+class _Event(msgspec.Struct, kw_only=True, omit_defaults=True):
+    type: str
+    sequence_number: int
+    stream_id: str | None = None
+
+
+class _ResponseEvent(_Event, kw_only=True, omit_defaults=True):
+    response: ResponseObject
+
+
+class _ItemEvent(_Event, kw_only=True, omit_defaults=True):
+    output_index: int
+    item: OutputMessage
+
+
+class _PartEvent(_Event, kw_only=True, omit_defaults=True):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText
+
+
+class _TextDone(_Event, kw_only=True, omit_defaults=True):
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: tuple[Any, ...]
+
+
+class ResponseEvents:
+    """Makes the events of one response, in order: `start`, then each `delta`, then `finish`.
+
+    Args:
+        stored: What the response says of itself.
+        stream_id: A WebSocket's lane, said again in every event.
+        after: Events up to this number are counted, but not made.
+    """
+
+    def __init__(
+        self, stored: StoredResponse, *, stream_id: str | None = None, after: int = -1
+    ) -> None:
+        self._stored = stored
+        self._lane: dict[str, Any] = {} if stream_id is None else {"stream_id": stream_id}
+        self._after = after
+        self._next = 0
+        self._deltas: list[str] = []
+        self._item = item_id(stored)
+        at = {"type": _DELTA, "item_id": self._item, "output_index": 0, "content_index": 0}
+        self._delta_head = _encode({**at, "logprobs": [], **self._lane})[:-1]
+
+    @property
+    def deltas(self) -> tuple[str, ...]:
+        """The text so far."""
+        return tuple(self._deltas)
+
+    @property
+    def last_number(self) -> int:
+        """The number of the newest event."""
+        return self._next - 1
+
+    def start(self) -> list[Event]:
+        """What is known before any token."""
+        response = in_progress(self._stored)
+        return [
+            *self._make(_ResponseEvent, "response.created", response=response),
+            *self._make(_ResponseEvent, "response.in_progress", response=response),
+        ]
+
+    def delta(self, text: str) -> list[Event]:
+        """Text that one token made showable."""
+        opening = [] if self._deltas else self._open()
+        self._deltas.append(text)
+        number = self._count()
+        if number <= self._after:
+            return opening
+        data = b'%b,"sequence_number":%d,"delta":%b}' % (self._delta_head, number, _encode(text))
+        return [*opening, Event(number, _DELTA, data)]
+
+    def finish(self, answer: StoredAnswer) -> list[Event]:
+        """The end; `answer` holds the text that the deltas were."""
+        events: list[Event] = []
+        if has_item(answer):
+            if not self._deltas:
+                events += self._open()
+            events += self._close(answer)
+        response = ended(self._stored, answer)
+        return events + self._make(_ResponseEvent, _TERMINAL[response.status], response=response)
+
+    def _open(self) -> list[Event]:
+        item = OutputMessage(id=self._item, status="in_progress", content=())
+        part = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        return [
+            *self._make(_ItemEvent, "response.output_item.added", output_index=0, item=item),
+            *self._make(
+                _PartEvent, "response.content_part.added", part=OutputText(text=""), **part
+            ),
+        ]
+
+    def _close(self, answer: StoredAnswer) -> list[Event]:
+        item = message(self._stored, answer)
+        (part,) = item.content
+        at = {"item_id": self._item, "output_index": 0, "content_index": 0}
+        done = self._make(_TextDone, "response.output_text.done", text=part.text, logprobs=(), **at)
+        return [
+            *done,
+            *self._make(_PartEvent, "response.content_part.done", part=part, **at),
+            *self._make(_ItemEvent, "response.output_item.done", output_index=0, item=item),
+        ]
+
+    def _count(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def _make(self, kind: type[_Event], name: str, **values: Any) -> list[Event]:
+        number = self._count()
+        if number <= self._after:
+            return []
+        made = kind(type=name, sequence_number=number, **self._lane, **values)
+        return [Event(number, name, _encode(made))]
+
+
+def replayed(
+    stored: StoredResponse, answer: StoredAnswer, *, after: int = -1
+) -> Iterator[list[Event]]:
+    """All events of a response that has ended, as they were made when it ran."""
+    events = ResponseEvents(stored, after=after)
+    yield events.start()
+    for text in answer.deltas:
+        yield events.delta(text)
+    yield events.finish(answer)

@@ -1,0 +1,103 @@
+"""The events of a response, framed for the connection they go out on."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from diptych_gateway.answers import DONE
+from diptych_gateway.errors import ApiError
+from diptych_gateway.response_events import Event
+from diptych_gateway.streams import AnswerStream
+from diptych_gateway.turns import Turn
+
+
+class _ErrorEvent(msgspec.Struct, kw_only=True):
+    type: str = "error"
+    sequence_number: int
+    error: msgspec.Raw
+
+
+class _ErrorFrame(msgspec.Struct, kw_only=True, omit_defaults=True):
+    type: str
+    status: int
+    error: dict[str, object]
+    stream_id: str | None = None
+
+
+def sse(events: Iterable[Event]) -> list[bytes]:
+    """Server-sent events; `id` is the number to go on after."""
+    return [
+        b"event: %b\nid: %d\ndata: %b\n\n" % (event.type.encode(), event.number, event.data)
+        for event in events
+    ]
+
+
+class SseWriter:
+    """Server-sent events of one response; the end mark follows the last."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def start(self) -> list[bytes]:
+        """The response, in progress."""
+        return sse(self._turn.events.start())
+
+    def texts(self, pieces: Iterable[tuple[int, str]]) -> list[bytes]:
+        """A delta per piece of text."""
+        events = self._turn.events
+        return sse([event for _, text in pieces for event in events.delta(text)])
+
+    def last(self, stream: AnswerStream) -> list[bytes]:
+        """The end."""
+        return [*sse(self._turn.events.finish(self._turn.answer())), DONE]
+
+    def failed(self, failure: ApiError) -> list[bytes]:
+        """An error of this gateway: not an event of the response, so it has no number of its own.
+
+        It says the newest one again: the client goes on after that elsewhere.
+        """
+        number = max(0, self._turn.events.last_number)
+        error = msgspec.Raw(msgspec.json.encode(failure.detail))
+        data = msgspec.json.encode(_ErrorEvent(sequence_number=number, error=error))
+        return [b"event: error\ndata: " + data + b"\n\n"]
+
+
+class FrameWriter:
+    """WebSocket text frames of one response."""
+
+    def __init__(self, turn: Turn, *, stream_id: str | None) -> None:
+        self._turn = turn
+        self._stream_id = stream_id
+
+    def start(self) -> list[bytes]:
+        """The response, in progress."""
+        return [event.data for event in self._turn.events.start()]
+
+    def texts(self, pieces: Iterable[tuple[int, str]]) -> list[bytes]:
+        """A delta per piece of text."""
+        events = self._turn.events
+        return [event.data for _, text in pieces for event in events.delta(text)]
+
+    def last(self, stream: AnswerStream) -> list[bytes]:
+        """The end."""
+        return [event.data for event in self._turn.events.finish(self._turn.answer())]
+
+    def failed(self, failure: ApiError) -> list[bytes]:
+        """An error of this gateway."""
+        return [error_frame(failure, stream_id=self._stream_id)]
+
+
+def error_frame(error: ApiError, *, stream_id: str | None = None) -> bytes:
+    """An error on a WebSocket, which stays open."""
+    detail = error.detail
+    body: dict[str, object] = {
+        "type": detail.type,
+        "code": detail.code or detail.type,
+        "message": detail.message,
+        "param": detail.param,
+    }
+    if error.headers:
+        body["headers"] = {name.decode(): value.decode() for name, value in error.headers}
+    return msgspec.json.encode(
+        _ErrorFrame(type="error", status=error.status, error=body, stream_id=stream_id)
+    )

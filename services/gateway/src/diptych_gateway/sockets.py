@@ -1,0 +1,297 @@
+"""`/v1/responses` as a WebSocket: many turns on one connection, in lanes.
+
+A lane (`stream_id`; without one, the connection's own) runs its turns one after another; lanes run
+side by side. Each event is one text frame, the same object as over HTTP, with the lane's id. An
+error is a frame too, and the socket stays open. Turns that are not stored are remembered by the
+connection, so that later ones can build on them.
+"""
+
+import asyncio
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import msgspec
+from opentelemetry import propagate
+from starlette.types import Message, Receive, Scope, Send
+
+from diptych_contracts.errors import DiptychError, InvalidRequest
+from diptych_contracts.ids import RequestId
+from diptych_gateway.admitting import admitted
+from diptych_gateway.delivering import deliver
+from diptych_gateway.errors import ApiError, from_error
+from diptych_gateway.generating import Arrival
+from diptych_gateway.reading import wants_resume
+from diptych_gateway.response_bodies import CreateFrame, decode_create, decode_frame_kind
+from diptych_gateway.response_checking import check_frame
+from diptych_gateway.response_events import ResponseEvents
+from diptych_gateway.response_writing import FrameWriter, error_frame
+from diptych_gateway.streams import AnswerStream
+from diptych_gateway.turns import Past, Turn, Turns, said
+from diptych_policy.admission import Admission
+from diptych_telemetry import logger
+
+MAX_LANES = 32
+MAX_IN_FLIGHT = 16
+"""Turns that have begun or wait in their lane, of all lanes together."""
+MAX_REMEMBERED = 32
+_LANE = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
+_GOING_AWAY = 1001
+
+log = logger(__name__)
+
+Lane = str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesSocket:
+    """An ASGI application of one WebSocket route."""
+
+    admission: Admission
+    turns: Turns
+    new_id: Callable[[], RequestId]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        resume = wants_resume(scope["headers"])
+        await receive()  # websocket.connect
+        await send({"type": "websocket.accept"})
+        connection = _Connection(self, scope=scope, receive=receive, send=send, resume=resume)
+        await connection.run()
+
+
+@dataclass(slots=True)
+class _Memory:
+    """Conversations the connection knows: by response id, with the lane that had it."""
+
+    known: OrderedDict[str, tuple[Lane, Past]] = field(default_factory=OrderedDict)
+
+    def pasts(self) -> dict[str, Past]:
+        return {response_id: past for response_id, (_, past) in self.known.items()}
+
+    def remember(self, response_id: str, lane: Lane, past: Past) -> None:
+        self.known[response_id] = (lane, past)
+        while len(self.known) > MAX_REMEMBERED:
+            self.known.popitem(last=False)
+
+    def evict(self, response_id: str | None, lane: Lane) -> None:
+        """A turn of `lane` that built on it has failed; a fork of another lane's leaves it."""
+        if response_id is not None and self.known.get(response_id, (object(),))[0] == lane:
+            del self.known[response_id]
+
+
+class _Connection:
+    """One client's socket."""
+
+    def __init__(
+        self,
+        socket: ResponsesSocket,
+        *,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        resume: bool,
+    ) -> None:
+        self._socket = socket
+        self._receive = receive
+        self._send = send
+        self._resume = resume
+        self._abort: Callable[[], None] | None = scope["state"].get("abort")
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        self._context = propagate.extract(headers)
+        self._settings = socket.turns.generations.settings
+        self._waiting: dict[Lane, deque[CreateFrame]] = {}
+        self._lanes: set[str] = set()
+        self._memory = _Memory()
+        self._streams: set[AnswerStream] = set()
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._expired = False
+        self._gone = False
+
+    async def run(self) -> None:
+        """Serve until the client leaves or the connection's life is over."""
+        async with asyncio.TaskGroup() as tasks:
+            ending = tasks.create_task(self._end_of_life())
+            try:
+                while (message := await self._receive())["type"] != "websocket.disconnect":
+                    await self._take(message, tasks)
+            finally:
+                self._leave()
+                ending.cancel()
+
+    def _leave(self) -> None:
+        self._gone = True
+        self._waiting.clear()
+        for stream in self._streams:
+            stream.leave()
+
+    async def _end_of_life(self) -> None:
+        await asyncio.sleep(self._settings.socket_life_s)
+        self._expired = True
+        await self._say(error_frame(self._too_old()))
+        await self._idle.wait()
+        await self._guarded({"type": "websocket.close", "code": _GOING_AWAY})
+
+    def _too_old(self) -> ApiError:
+        text = f"a connection takes turns for {self._settings.socket_life_s:g} s: open a new one"
+        return ApiError(400, text, code="websocket_connection_limit_reached")
+
+    async def _take(self, message: Message, tasks: asyncio.TaskGroup) -> None:
+        """Put one frame into its lane, or say what is wrong with it."""
+        lane: Lane = None
+        try:
+            kind = decode_frame_kind(_text(message))
+            lane = _lane(kind.stream_id)
+            if kind.type != "response.create":
+                text = f"'type': expected 'response.create', saw {kind.type[:80]!r}"
+                raise InvalidRequest(text, param="type")
+            frame = decode_create(_text(message))
+            self._admit(lane)
+        except DiptychError as err:
+            await self._say(error_frame(from_error(err), stream_id=lane))
+            return
+        self._in_flight += 1
+        self._idle.clear()
+        if lane in self._waiting:
+            self._waiting[lane].append(frame)
+        else:
+            self._waiting[lane] = deque([frame])
+            tasks.create_task(self._run(lane))
+
+    def _admit(self, lane: Lane) -> None:
+        if self._expired:
+            raise self._too_old()
+        limit = "websocket_stream_limit_reached"
+        if lane is not None and lane not in self._lanes and len(self._lanes) >= MAX_LANES:
+            text = f"a connection has at most {MAX_LANES} streams, saw another: '{lane}'"
+            raise ApiError(429, text, code=limit, param="stream_id")
+        if self._in_flight >= MAX_IN_FLIGHT:
+            text = f"{MAX_IN_FLIGHT} responses are in flight on this connection, which is the limit"
+            raise ApiError(429, text, code=limit)
+        if lane is not None:
+            self._lanes.add(lane)
+
+    async def _run(self, lane: Lane) -> None:
+        waiting = self._waiting[lane]
+        while waiting and not self._gone:
+            frame = waiting.popleft()
+            try:
+                await self._turn(frame, lane)
+            except DiptychError as err:
+                self._memory.evict(frame.previous_response_id, lane)
+                await self._say(error_frame(from_error(err), stream_id=lane))
+            except Exception:
+                log.exception("turn_crashed")
+                failure = ApiError(500, "internal error", code="internal_error")
+                await self._say(error_frame(failure, stream_id=lane))
+            finally:
+                self._in_flight -= 1
+                if not self._in_flight:
+                    self._idle.set()
+        if self._waiting.get(lane) is waiting:
+            del self._waiting[lane]
+
+    async def _turn(self, frame: CreateFrame, lane: Lane) -> None:
+        turns = self._socket.turns
+        now_s = turns.generations.now_s
+        arrived_s = now_s()
+        call = check_frame(frame, resume=self._resume)
+        came = Arrival(self._socket.new_id(), arrived_s, self._context, self._abort)
+        local = self._memory.pasts()
+        with admitted(self._socket.admission, now_s):
+            if frame.generate is False:
+                stored, past = await turns.warm_up(call, came, local=local)
+                events = ResponseEvents(stored, stream_id=lane)
+                assert stored.answer is not None
+                for event in [*events.start(), *events.finish(stored.answer)]:
+                    await self._say(event.data)
+                self._memory.remember(stored.response_id, lane, past)
+                return
+            async with turns.new(call, came, local=local, stream_id=lane) as turn:
+                await self._deliver(turn, lane)
+
+    async def _deliver(self, turn: Turn, lane: Lane) -> None:
+        stream = turn.stream
+        if self._gone:
+            stream.leave()
+        self._streams.add(stream)
+        try:
+            await deliver(
+                stream,
+                FrameWriter(turn, stream_id=lane),
+                _Frames(self._send, stream),
+                at_once=True,
+                before_end=partial(self._before_end, turn, lane),
+            )
+        finally:
+            self._streams.discard(stream)
+
+    async def _before_end(self, turn: Turn, lane: Lane) -> None:
+        """Whoever hears of the end may build on it at once."""
+        await self._socket.turns.settle(turn)
+        if turn.stream.failure is None:
+            past = Past((*turn.asked, *said(turn.answer())), stored=turn.stored.store)
+            self._memory.remember(turn.stored.response_id, lane, past)
+        else:
+            self._memory.evict(turn.stored.previous_response_id, lane)
+
+    async def _say(self, frame: bytes) -> None:
+        await self._guarded({"type": "websocket.send", "text": frame.decode()})
+
+    async def _guarded(self, message: Message) -> None:
+        """Send; a client that takes nothing is cut off, one that left is left alone."""
+        try:
+            async with asyncio.timeout(self._settings.slow_reader_s):
+                await self._send(message)
+        except TimeoutError:
+            if self._abort is not None:
+                self._abort()
+        except OSError:
+            self._gone = True
+
+
+class _Frames:
+    """One text frame per event."""
+
+    def __init__(self, send: Send, stream: AnswerStream) -> None:
+        self._send = send
+        self._stream = stream
+
+    async def begin(self) -> None:
+        """Nothing comes before the first event."""
+
+    async def write(self, events: list[bytes], *, last: bool) -> None:
+        """Send each event; the client may have left."""
+        try:
+            for event in events:
+                await self._send({"type": "websocket.send", "text": event.decode()})
+        except OSError:
+            self._stream.leave()
+
+    async def ping(self) -> None:
+        """The protocol has pings of its own."""
+
+
+def _text(message: Message) -> str:
+    text: Any = message.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequest("expected a text frame, saw a binary one", code="invalid_json")
+    return text
+
+
+def _lane(stream_id: Any) -> Lane:
+    if stream_id is None:
+        return None
+    if isinstance(stream_id, str) and _LANE.fullmatch(stream_id):
+        return stream_id
+    shown = msgspec.json.encode(stream_id).decode()[:60]
+    raise InvalidRequest(
+        "'stream_id': expected 1 to 256 letters, digits, underscores, hyphens or periods, "
+        f"saw {shown}",
+        param="stream_id",
+        code="invalid_stream_id",
+    )

@@ -1,0 +1,251 @@
+"""One turn of the Responses API, however it came in: its history, its request, its events."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import time
+
+import msgspec
+
+from diptych_contracts.errors import InvalidRequest, Transient
+from diptych_contracts.journal import End, EndReason
+from diptych_contracts.requests import Request
+from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
+from diptych_gateway.archive import Archive, deltas
+from diptych_gateway.errors import ApiError
+from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.models import Models, ServedModel
+from diptych_gateway.response_checking import ResponseCall
+from diptych_gateway.response_events import ResponseEvents
+from diptych_gateway.response_objects import has_item
+from diptych_gateway.resuming import Resumption
+from diptych_gateway.streams import AnswerStream
+from diptych_telemetry import logger
+from diptych_text.answer import AnswerText
+
+MAX_TURNS = 512
+"""Longest chain of responses that is followed: each is one read of the bucket."""
+_ARCHIVE_S = 2.0
+"""How long a last event waits for its response to be archived; then it goes out anyhow."""
+
+History = tuple[StoredMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The turns before one."""
+
+    messages: History
+    stored: bool = True
+    """Whether they can be found again by the id of the last."""
+
+
+log = logger(__name__)
+
+
+@dataclass(slots=True)
+class Turn:
+    """A response, the way out of its answer, and its events."""
+
+    stored: StoredResponse
+    stream: AnswerStream
+    events: ResponseEvents
+    asked: History = ()
+    """All messages before its answer, instructions apart."""
+    _ended_unix_s: int | None = field(default=None, init=False)
+
+    def answer(self) -> StoredAnswer:
+        """What it came to; there must be an end, and all text made into events."""
+        end = self.stream.end
+        assert end is not None
+        if self._ended_unix_s is None:
+            self._ended_unix_s = int(time())
+        return StoredAnswer(
+            deltas=self.events.deltas,
+            tokens=self.stream.tokens,
+            end=end,
+            ended_unix_s=self._ended_unix_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """Makes turns, new ones and such as run already."""
+
+    generations: Generations
+    models: Models
+    archive: Archive
+    resumption: Resumption
+
+    @asynccontextmanager
+    async def new(
+        self,
+        call: ResponseCall,
+        arrival: Arrival,
+        *,
+        local: Mapping[str, Past] | None = None,
+        stream_id: str | None = None,
+    ) -> AsyncIterator[Turn]:
+        """A turn whose request is stored, inside the `async with`.
+
+        Args:
+            call: What is wanted.
+            arrival: How it came in.
+            local: Earlier turns that are not stored but known to the connection.
+            stream_id: The lane on a WebSocket.
+
+        Raises:
+            ApiError: the response before it is unknown (400), still runs (409), or it is too large
+                to be stored (413).
+        """
+        past = await self.past(call.body.previous_response_id, local or {})
+        made: list[StoredResponse] = []
+
+        async def prepare(request: Request, served: ServedModel) -> str:
+            stored = self._stored(call, request, past)
+            if call.store:
+                await self.archive.create(stored)
+            made.append(stored)
+            return stored.response_id
+
+        try:
+            async with self.generations.accepted(
+                call.generation(past.messages), arrival, prepare
+            ) as accepted:
+                (stored,) = made
+                events = ResponseEvents(stored, stream_id=stream_id)
+                made.clear()
+                yield Turn(stored, accepted.stream, events, (*past.messages, *call.input))
+        finally:
+            if made and call.store:  # its request was not: nobody knows its id
+                await self._forget(made[0])
+
+    @asynccontextmanager
+    async def again(
+        self, stored: StoredResponse, arrival: Arrival, *, after: int = -1
+    ) -> AsyncIterator[Turn]:
+        """A turn that runs already, for one more reader.
+
+        Raises:
+            ApiError: its text is gone (410).
+            Transient: the bus is away, or nobody serves its model at the moment.
+        """
+        served = self.models.get(stored.model)
+        stream = self.generations.stream(stored, served.codec, arrival)
+        async with self.resumption.reading(stream, stored):
+            yield Turn(stored, stream, ResponseEvents(stored, after=after))
+
+    async def warm_up(
+        self, call: ResponseCall, arrival: Arrival, *, local: Mapping[str, Past]
+    ) -> tuple[StoredResponse, Past]:
+        """A response that generates nothing; its request is checked, a later turn may build on it.
+
+        Raises what `new` raises.
+        """
+        past = await self.past(call.body.previous_response_id, local)
+        request = await self.generations.checked(call.generation(past.messages), arrival)
+        end = End(request_id=request.request_id, attempt=0, reason=EndReason.STOP, tokens=0)
+        nothing = StoredAnswer(deltas=(), tokens=0, end=end, ended_unix_s=int(time()))
+        stored = msgspec.structs.replace(self._stored(call, request, past), answer=nothing)
+        if call.store:
+            await self.archive.create(stored)
+        return stored, Past((*past.messages, *call.input), stored=call.store)
+
+    async def settle(self, turn: Turn) -> None:
+        """Archive a turn that has ended, so that whoever hears of its end can build on it."""
+        if turn.stored.store:
+            request_id = turn.stored.request_id
+            await self.archive.finish(request_id, turn.answer, timeout_s=_ARCHIVE_S)
+
+    async def as_it_stands(self, stored: StoredResponse) -> StoredResponse:
+        """`stored` with its answer, if it has ended; archives it where nobody else did."""
+        if stored.answer is not None:
+            return stored
+        found = await self.resumption.end_of(stored)
+        if found is None:
+            return stored
+        ids, end = found
+        codec = self.models.get(stored.model).codec
+        answer = StoredAnswer(
+            deltas=tuple(deltas(AnswerText(codec), ids)),
+            tokens=len(ids),
+            end=end,
+            ended_unix_s=int(time()),
+        )
+        self.archive.finish_soon(stored.request_id, lambda: answer)
+        return msgspec.structs.replace(stored, answer=answer)
+
+    async def past(self, last: str | None, local: Mapping[str, Past]) -> Past:
+        """The messages up to and including the answer of response `last`.
+
+        Raises:
+            ApiError: one of the chain is unknown (400) or still runs (409).
+        """
+        if last is not None and last in local:
+            return local[last]
+        turns: list[History] = []
+        wanted = last
+        while wanted is not None:
+            if len(turns) == MAX_TURNS:
+                text = f"expected a conversation of at most {MAX_TURNS} turns, saw a longer one"
+                raise InvalidRequest(text, param="previous_response_id")
+            stored = await self._previous(wanted)
+            turns.append((*(stored.history or ()), *stored.input, *said(stored.answer)))
+            wanted = stored.previous_response_id if stored.history is None else None
+        return Past(tuple(message for turn in reversed(turns) for message in turn))
+
+    async def _previous(self, wanted: str) -> StoredResponse:
+        stored = await self.archive.get(wanted)
+        if stored is None:
+            raise ApiError(
+                400,
+                f"the previous response '{wanted[:80]}' was not found",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        stored = await self.as_it_stands(stored)
+        if stored.answer is None:
+            raise ApiError(
+                409,
+                f"the previous response '{wanted}' is still in progress",
+                code="previous_response_in_progress",
+                param="previous_response_id",
+            )
+        return stored
+
+    def _stored(self, call: ResponseCall, request: Request, past: Past) -> StoredResponse:
+        body = call.body
+        return StoredResponse(
+            request_id=request.request_id,
+            gateway=request.gateway,
+            journal_seq=self.generations.in_flight.journal_seq,
+            model=request.model,
+            created_unix_ms=request.created_unix_ms,
+            deadline_unix_ms=request.deadline_unix_ms,
+            prompt_tokens=request.prompt_tokens,
+            sampling=request.sampling,
+            max_output_tokens=body.max_output_tokens,
+            instructions=body.instructions,
+            input=call.input,
+            previous_response_id=body.previous_response_id,
+            history=None if past.stored else past.messages,
+            store=call.store,
+            background=call.background,
+            service_tier="flex" if body.service_tier == "flex" else "default",
+            metadata=tuple((body.metadata or {}).items()),
+            safety_identifier=body.safety_identifier,
+            prompt_cache_key=body.prompt_cache_key,
+        )
+
+    async def _forget(self, stored: StoredResponse) -> None:
+        try:
+            await self.archive.delete(stored)
+        except Transient as err:  # it expires by itself
+            log.warning("response_left_over", request_id=stored.request_id, error=str(err))
+
+
+def said(answer: StoredAnswer | None) -> History:
+    """An answer as the message the next turn reads; none if nothing was said."""
+    if answer is None or not has_item(answer):
+        return ()
+    return (StoredMessage(role="assistant", text="".join(answer.deltas)),)

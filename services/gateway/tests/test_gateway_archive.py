@@ -1,0 +1,105 @@
+"""What is written into bucket `responses`, once, whoever is first."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from diptych_bus.memory import MemoryBroker
+from diptych_contracts.errors import BusAway
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import End, EndReason
+from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
+from diptych_contracts.sampling import Sampling
+from diptych_contracts.streams import MAX_RESPONSE_BYTES
+from diptych_gateway.archive import Archive
+from diptych_gateway.errors import ApiError
+
+RID = RequestId("a" * 32)
+STORED = StoredResponse(
+    request_id=RID,
+    gateway=Incarnation("gateway-1"),
+    journal_seq=0,
+    model="tiny",
+    created_unix_ms=1,
+    deadline_unix_ms=2,
+    prompt_tokens=1,
+    sampling=Sampling(),
+    input=(StoredMessage(role="user", text="Hi"),),
+)
+
+
+def answer(text: str) -> StoredAnswer:
+    end = End(request_id=RID, attempt=1, reason=EndReason.STOP)
+    return StoredAnswer(deltas=(text,), tokens=1, end=end, ended_unix_s=9)
+
+
+@asynccontextmanager
+async def writing(bus: Any) -> AsyncIterator[Archive]:
+    made = Archive(bus)
+    task = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@pytest.fixture
+async def bus() -> AsyncIterator[Any]:
+    made = MemoryBroker().connect("gateway")
+    yield made
+    await made.close()
+
+
+async def test_the_first_answer_stands(bus: Any) -> None:
+    async with writing(bus) as archive, writing(bus) as other:
+        await archive.create(STORED)
+        assert await archive.finish(RID, lambda: answer("first"), timeout_s=2)
+        assert await other.finish(RID, lambda: answer("second"), timeout_s=2)
+        found = await archive.get(STORED.response_id)
+    assert found == msgspec.structs.replace(STORED, answer=answer("first"))
+
+
+async def test_what_was_deleted_does_not_come_back(bus: Any) -> None:
+    async with writing(bus) as archive:
+        await archive.create(STORED)
+        await archive.delete(STORED)
+        assert await archive.finish(RID, lambda: answer("late"), timeout_s=2)
+        assert await archive.get(STORED.response_id) is None
+
+
+async def test_writes_wait_for_the_bus_to_come_back(bus: Any) -> None:
+    async with writing(bus) as archive:
+        await archive.create(STORED)
+        real_get, away = archive._bucket.get, [True]
+
+        async def get(key: str) -> Any:
+            if away.pop() if away else False:
+                raise BusAway("away")
+            return await real_get(key)
+
+        archive._bucket.get = get  # type: ignore[method-assign]
+        assert not await archive.finish(RID, lambda: answer("a"), timeout_s=0.01)
+        assert await archive.settled(2)
+        found = await archive.get(STORED.response_id)
+    assert found is not None
+    assert found.answer == answer("a")
+
+
+async def test_too_much_to_store_is_a_413_that_says_how_much_and_stores_nothing(bus: Any) -> None:
+    big = msgspec.structs.replace(STORED, instructions="x" * MAX_RESPONSE_BYTES)
+    archive = Archive(bus)
+    with pytest.raises(ApiError) as refused:
+        await archive.create(big)
+    assert (refused.value.status, refused.value.param) == (413, "input")
+    assert str(MAX_RESPONSE_BYTES) in str(refused.value)
+    assert await archive.get(STORED.response_id) is None
+
+
+@pytest.mark.parametrize("wanted", ["", "*", ">", "resp_*", f"resp_{'a' * 31}.", "a" * 32])
+async def test_only_an_id_is_a_key(bus: Any, wanted: str) -> None:
+    assert await Archive(bus).get(wanted) is None

@@ -1,0 +1,118 @@
+"""KV links that fail: the request goes over another one, or another way, and nobody notices."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from diptych_contracts.errors import Incompatible, LinkBroken
+from diptych_contracts.fleet import Role
+from diptych_contracts.requests import Forced
+from diptych_kvlink import shm
+from diptych_kvlink.tcp_stream import TcpStream
+from diptych_kvlink.tcp_writer import TcpWriter
+from diptych_telemetry.metrics import render
+from diptych_testkit.builders import a_request
+from diptych_testkit.small_fleet import SmallFleet, small_fleet
+from diptych_testkit.toy_engine import toy_answer
+
+PROMPT = tuple(range(1, 301))
+
+
+async def a_pair(fleet: SmallFleet, **settings: Any) -> None:
+    fleet.scheduler()
+    fleet.worker("p1", Role.PREFILL, **settings)
+    fleet.worker("d1", Role.DECODE, **settings)
+    await fleet.ready()
+
+
+def out_of_reach(*_: object) -> None:
+    raise Incompatible("cannot open the pool")
+
+
+async def answered(fleet: SmallFleet, name: str, **request: Any) -> str:
+    """The link that carried a request, its answer checked."""
+    await fleet.client.send(a_request(name, prompt_ids=PROMPT, **request))
+    end = await fleet.client.ended(name)
+    assert fleet.client.delivered[name] == toy_answer(PROMPT, 16), end
+    assert end.report is not None
+    return end.report.link
+
+
+async def test_shared_memory_out_of_reach_falls_back_to_tcp_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two containers of one host may believe that they share memory."""
+    monkeypatch.setattr(shm, "map_pool", out_of_reach)
+    before = metric("kv_transfers_total", link="shm", outcome="fell_back")
+    async with small_fleet() as fleet:
+        await a_pair(fleet)
+        assert await answered(fleet, "r1") == "tcp"
+        assert fleet.client.views["r1"].attempt == 1
+        await fleet.settled()
+    assert metric("kv_transfers_total", link="shm", outcome="fell_back") == before + 1
+
+
+async def test_a_listener_out_of_reach_falls_back_to_shared_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreachable(_self: TcpWriter) -> None:
+        raise LinkBroken("cannot connect")
+
+    monkeypatch.setattr(TcpWriter, "connect", unreachable)
+    async with small_fleet() as fleet:
+        await a_pair(fleet, links=("tcp", "shm"))
+        assert await answered(fleet, "r1") == "shm"
+        assert fleet.client.views["r1"].attempt == 1
+        await fleet.settled()
+
+
+async def test_a_forced_link_out_of_reach_is_not_replaced_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shm, "map_pool", out_of_reach)
+    async with small_fleet() as fleet:
+        await a_pair(fleet)
+        assert await answered(fleet, "r1", forced=Forced(link="shm")) == ""
+        assert fleet.client.views["r1"].attempt > 1
+        await fleet.settled()
+
+
+@pytest.mark.parametrize("links", [("shm",), ("tcp",)])
+async def test_workers_with_one_link_use_that(links: tuple[str, ...]) -> None:
+    async with small_fleet() as fleet:
+        await a_pair(fleet, links=links)
+        assert (await answered(fleet, "r1"),) == links
+        await fleet.settled()
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_tcp_link_that_breaks_now_and_then_changes_no_answer(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, send_all = Random(seed), TcpStream.send_all
+
+    def break_sometimes(stream: TcpStream, buffers: Sequence[bytes | memoryview]) -> None:
+        if rng.random() < 0.15:
+            stream.hang_up()
+        send_all(stream, buffers)
+
+    monkeypatch.setattr(TcpStream, "send_all", break_sometimes)
+    async with small_fleet() as fleet:
+        await a_pair(fleet)
+        names = [f"r{number}" for number in range(6)]
+        forced = Forced(link="tcp")
+        for name in names:
+            await fleet.client.send(a_request(name, prompt_ids=PROMPT, forced=forced))
+        for name in names:
+            await fleet.client.ended(name)
+            assert fleet.client.delivered[name] == toy_answer(PROMPT, 16)
+        await fleet.settled()
+
+
+def metric(name: str, **labels: str) -> float:
+    wanted = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    start = f"diptych_{name}{{{wanted}}} "
+    lines = [line for line in render().decode().splitlines() if line.startswith(start)]
+    return float(lines[0].rsplit(" ", 1)[1]) if lines else 0.0
