@@ -177,3 +177,18 @@ def test_a_stop_that_takes_too_long_is_cut_off(server: NatsServer) -> None:
     service.process.send_signal(signal.SIGTERM)  # asked twice: at once
     assert service.ended() == 1
     assert service.named("stop_cut_off")["level"] == "error"
+
+
+@pytest.mark.parametrize(("number", "drain_s"), [(signal.SIGTERM, 30.0), (signal.SIGINT, 4.0)])
+def test_a_person_at_the_keyboard_need_not_wait_for_a_long_drain(
+    number: signal.Signals, drain_s: float, server: NatsServer
+) -> None:
+    body = (
+        "member.ready(True); await member.stopping.wait(); "
+        "raise KeyError(member.stopping.drain_s(30.0))"
+    )
+    service = Service(body, nats_url=server.url)
+    service.until("service_started")
+    service.process.send_signal(number)
+    service.ended()
+    assert f"KeyError: {drain_s}" in service.named("service_failed")["exception"]

@@ -71,3 +71,11 @@ def test_a_command_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]
 def test_a_wrong_call_says_how(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert tether.main(arguments) == 2
     assert capsys.readouterr().err.startswith("usage: ")
+
+
+def test_what_the_shell_made_us_ignore_is_heard_again() -> None:
+    ask = "import signal; print(signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)"
+    tied = f'"{sys.executable}" -m diptych_chassis.tether $$ -- "{sys.executable}" -c "{ask}"'
+    script = f"trap '' INT; {tied}; true"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

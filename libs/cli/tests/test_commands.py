@@ -24,6 +24,11 @@ def ask(*arguments: str) -> int:
         ((), ["diptych up ", "diptych doctor", "diptych models list"]),
         (("--help",), ["diptych up ", "diptych doctor", "diptych models list"]),
         (("up", "--help"), ["diptych up --port 9000 --decode 2", "Ctrl-C", "--threads"]),
+        (("scale", "--help"), ["diptych scale decode 3", "no request is lost"]),
+        (("chat", "--help"), ["diptych chat --url", "Ctrl-C stops an answer"]),
+        (("top", "--help"), ["diptych top --once"]),
+        (("tap", "--help"), ["diptych tap 'event.>' --count 1", "unless --all"]),
+        (("kv", "--help"), ["diptych kv --ended 10", "diptych kv --json"]),
         (("models", "--help"), ["diptych models pull smollm2-135m", "OWNER/REPO:FILE.gguf"]),
         (("models",), ["diptych models pull smollm2-135m"]),
         (("doctor", "--help"), ["Exit code 1 if something is missing"]),
@@ -45,6 +50,9 @@ def test_help_teaches_by_example(
         (("up", "--port", "0"), "expected a port from 1 to 65535, got '0'"),
         (("up", "--port", "http"), "expected a port from 1 to 65535, got 'http'"),
         (("up", "--decode", "0"), "expected 1 or more, got '0'"),
+        (("up", "--prefill", "-1"), "expected 0 or more, got '-1'"),
+        (("scale", "nats", "2"), "invalid choice: 'nats'"),
+        (("scale", "decode", "many"), "expected 0 or more, got 'many'"),
         (("fly",), "invalid choice: 'fly'"),
     ],
 )
@@ -98,6 +106,38 @@ def test_a_free_port_is_fine() -> None:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
     up.require_free("127.0.0.1", port)
+
+
+def test_a_held_port_is_the_gateways_and_nobody_elses() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+    with up.held("127.0.0.1", port):
+        with pytest.raises(CliError, match="Address already in use"):
+            up.require_free("127.0.0.1", port)
+        with socket.socket() as gateway:
+            gateway.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            gateway.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            gateway.bind(("127.0.0.1", port))
+            gateway.listen()
+            with socket.create_connection(("127.0.0.1", port), timeout=5):
+                gateway.accept()[0].close()
+    up.require_free("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    "command", [("top",), ("kv",), ("tap",), ("chat", "hi"), ("scale", "decode", "2")]
+)
+def test_without_a_stack_it_is_said_how_to_start_one(
+    command: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert ask(*command) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("diptych: no stack runs here; start one: diptych up")
 
 
 def test_an_address_of_somebody_else_is_told() -> None:

@@ -459,3 +459,28 @@ def test_close_leaves_neither_file_nor_descriptor(make_reader: Make, tmp_path: P
     del array, blocks
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_every_transfer_is_told_of_until_its_slots_are_free(reader: Any) -> None:
+    reader.reserve("r1", tokens=10, now_s=1.0)
+    _, job = written(reader, "r2", now_s=2.0)
+    reader.incoming.claim(job, tokens=10, now_s=3.0)
+
+    first, second = reader.incoming.transfers(5.0, ended=5)
+
+    assert (first.transfer_id, first.state, first.age_ms) == ("r1.1", "reserved", 4000)
+    assert (first.n_bytes, first.reason) == (3 * 6000, "")
+    assert (second.state, second.age_ms, second.n_bytes) == ("verified", 3000, 15000)
+    assert first.left_ms > 0
+    assert first.writer == second.writer != ""
+
+
+def test_those_that_are_over_are_told_of_if_asked_for(reader: Any) -> None:
+    for request in ("r1", "r2"):
+        ticket, job = written(reader, request)
+        reader.incoming.claim(job, tokens=10, now_s=1.0)
+        reader.incoming.release(ticket.transfer_id)
+
+    assert reader.incoming.transfers(5.0) == []
+    (last,) = reader.incoming.transfers(5.0, ended=1)
+    assert (last.transfer_id, last.state, last.reason) == ("r2.1", "released", "imported")

@@ -4,12 +4,15 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import pytest
 
+from diptych_contracts.errors import Transient
 from diptych_contracts.fleet import WorkerRegistration
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, WORKERS
+from diptych_gateway.server import HttpServer
 
 CHAT = "/v1/chat/completions"
 
@@ -198,3 +201,46 @@ async def test_without_a_bus_a_request_is_refused_and_cancelled_later(stack: Any
     found = await stack.until(lambda: bucket.get(response.headers["x-request-id"]))
     assert found.value.state is RecordState.CANCELLING
     assert (await stack.chat()).status_code == 200
+
+
+async def test_one_of_several_on_a_port_leaves_it_before_it_refuses(run_stack: Any) -> None:
+    go_on = asyncio.Event()
+
+    async def script(fleet: Any, request: Any) -> None:
+        fleet.say(request, fleet.ids("Hello"))
+        await go_on.wait()
+        fleet.say(request, fleet.ids(" world"), index=1, end=EndReason.STOP)
+
+    async with run_stack(script, reuse_port=True) as stack:
+        idle = await asyncio.open_connection("127.0.0.1", stack.gateway.server.port)
+        first = asyncio.create_task(stack.chat())
+        await stack.until(lambda: stack.fleet.requests)
+        stack.member.stopping.set()
+        await stack.until(lambda: refuses(stack.base_url))
+        idle[1].write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = await idle[0].read()  # to the end: it is the connection's last
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer
+        idle[1].close()
+        go_on.set()
+        assert (await first).json()["choices"][0]["message"]["content"] == "Hello world"
+
+
+async def refuses(base_url: str) -> bool:
+    """Whether nobody takes new connections."""
+    async with httpx.AsyncClient() as client:
+        try:
+            await client.get(f"{base_url}/models")
+        except httpx.ConnectError:
+            return True
+    return False
+
+
+async def test_two_share_a_port_and_a_stranger_does_not_get_it(run_stack: Any, hello: Any) -> None:
+    async with run_stack(hello, reuse_port=True) as stack:
+        port = stack.gateway.server.port
+        second = HttpServer(lambda: None, host="127.0.0.1", port=port, reuse_port=True)
+        second.bind()
+        second.leave()
+        with pytest.raises(Transient, match=f"cannot listen on 127.0.0.1:{port}"):
+            HttpServer(lambda: None, host="127.0.0.1", port=port).bind()

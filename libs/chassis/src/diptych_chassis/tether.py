@@ -21,7 +21,8 @@ def main(arguments: list[str]) -> int:
         return 2
     parent, command = int(arguments[0]), arguments[2:]
     # A shell that runs us in the background lets us ignore it, and that survives `exec` too.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         _die_with_parent()
         if os.getppid() != parent:  # it died before the kernel knew of our wish

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -90,15 +91,9 @@ class HttpServer:
             family, *_, address = socket.getaddrinfo(
                 self._host, self._wanted_port, type=socket.SOCK_STREAM
             )[0]
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if self.reuse_port:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            sock.bind(address)
+            self._socket = _bound(family, address, reuse_port=self.reuse_port)
         except OSError as err:
             raise Transient(f"cannot listen on {where}: {err.strerror}") from err
-        sock.setblocking(False)
-        self._socket = sock
 
     async def run(self) -> None:
         """Serve until `stop`."""
@@ -109,6 +104,8 @@ class HttpServer:
         """Leave the port to the others that share it; connections there are get one more answer."""
         for server in self._server.servers if self.started else ():
             server.close()
+        if self._socket is not None:
+            self._socket.close()
         for connection in self._connections():
             connection.last = True
 
@@ -123,3 +120,17 @@ class HttpServer:
     def stop(self) -> None:
         """Take no more connections, and end when those there are have gone quiet."""
         self._server.should_exit = True
+
+
+def _bound(family: int, address: Any, *, reuse_port: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind(address)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,78 @@
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from diptych_cli import tap
+from diptych_contracts.events import DeadLetter
+from diptych_contracts.journal import TokenEntry, TokenFrame
+from diptych_contracts.wire import Message, encode
+
+NOW = datetime(2026, 5, 4, 3, 2, 1, 12000, tzinfo=UTC)
+FRAME = TokenFrame(
+    worker="w",  # type: ignore[arg-type]
+    entries=(
+        TokenEntry(request_id="r", attempt=1, index=0, token_ids=(5, 6, 7)),  # type: ignore[arg-type]
+    ),
+)
+
+
+def tapped(data: bytes, *, everything: bool = False) -> Any:
+    return json.loads(tap.line("live.g", data, everything=everything, now=NOW))
+
+
+def test_a_message_is_one_line_with_its_type_and_without_its_token_ids() -> None:
+    data = encode(FRAME)
+    assert tapped(data) == {
+        "time": "2026-05-04T03:02:01.012+00:00",
+        "subject": "live.g",
+        "size": len(data),
+        "type": "token_frame.1",
+        "message": {
+            "worker": "w",
+            "entries": [
+                {
+                    "type": "token_entry.1",
+                    "request_id": "r",
+                    "attempt": 1,
+                    "index": 0,
+                    "token_ids": "<3 ids>",
+                }
+            ],
+        },
+    }
+
+
+def test_everything_is_shown_if_asked_for() -> None:
+    assert tapped(encode(FRAME), everything=True)["message"]["entries"][0]["token_ids"] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("everything", "shown"), [(False, "<2 bytes>"), (True, "AP8=")])
+def test_bytes_are_counted_or_shown(everything: bool, shown: str) -> None:
+    dead: Message = DeadLetter(subject="s", reason="r", payload=b"\x00\xff")
+    assert tapped(encode(dead), everything=everything)["message"]["payload"] == shown
+
+
+@pytest.mark.parametrize(
+    ("data", "raw"),
+    [(b"", ""), (b'{"seq": 1}', '{"seq": 1}'), (b"\xc1\xff", "wf8="), (b"\x07", "\x07")],
+)
+def test_what_is_no_message_is_shown_as_it_is(data: bytes, raw: str) -> None:
+    shown = tapped(data)
+    assert (shown["type"], shown["raw"], "message" in shown) == ("", raw, False)
+
+
+@pytest.mark.parametrize(
+    ("subject", "reply", "left_out"),
+    [
+        ("beat.w", "", True),
+        ("live.g", "", True),
+        ("_INBOX.x", "", True),
+        ("request.interactive.m", "_INBOX.a", False),
+        ("request.interactive.m", "$JS.ACK.REQUESTS.sched.1.1.1.1.0", True),
+        ("$KV.requests.r", "", False),
+    ],
+)
+def test_telemetry_and_copies_are_left_out(subject: str, reply: str, left_out: bool) -> None:
+    assert tap.is_chatter(subject, reply) is left_out
