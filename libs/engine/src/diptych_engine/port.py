@@ -103,6 +103,8 @@ class SequenceFailed:
     key: SequenceKey
     reason: str
     detail: str = ""
+    permanent: bool = False
+    """Whether it would fail the same way anywhere."""
 
 
 class SequenceStarted(NamedTuple):
