@@ -48,9 +48,9 @@ def test_every_type_is_read() -> None:
 
 
 def test_a_path_may_start_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("HOME", "/srv/someone")
     settings = parse({"DIPTYCH_PREFILL_WORKER__MODEL_PATH": "~/m.gguf"})
-    assert settings.model_path == Path("/home/someone/m.gguf")
+    assert settings.model_path == Path("/srv/someone/m.gguf")
 
 
 def test_a_services_own_variable_beats_the_shared_one() -> None:

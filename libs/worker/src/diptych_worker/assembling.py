@@ -9,6 +9,7 @@ from diptych_chassis.member import Member
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role, WorkerRegistration
+from diptych_contracts.ids import Incarnation
 from diptych_contracts.sampling import Stopping
 from diptych_engine.gguf_card import card_from_gguf
 from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
@@ -106,6 +107,28 @@ def _prefix_sequences(settings: WorkerSettings) -> int:
     return max(0, min(PREFIX_SEQUENCES, spare)) if settings.prefix_cache else 0
 
 
+def _registration(
+    worker: Incarnation, role: Role, card: ModelCard, *, engine: Engine, device: Device
+) -> WorkerRegistration:
+    """What a worker offers, its links apart."""
+    spec = engine.spec
+    return WorkerRegistration(
+        worker=worker,
+        role=role,
+        engine=spec.engine,
+        model=card.model,
+        fingerprint=spec.fingerprint,
+        layout=spec.layout,
+        endpoints=(),
+        max_sequences=spec.max_sequences,
+        kv_tokens=spec.kv_tokens,
+        context_tokens=card.context_tokens,
+        host=host_id(),
+        cap_min_w=device.cap_min_w,
+        cap_default_w=device.cap_default_w,
+    )
+
+
 async def run_worker(
     member: Member,
     settings: WorkerSettings,
@@ -127,21 +150,8 @@ async def run_worker(
         fingerprint=spec.fingerprint,
     )
     links = WriterLinks(member.incarnation, settings=link_settings, clock=member.now_s)
-    registration = WorkerRegistration(
-        worker=member.incarnation,
-        role=role,
-        engine=spec.engine,
-        model=card.model,
-        fingerprint=spec.fingerprint,
-        layout=spec.layout,
-        endpoints=incoming.endpoints,
-        max_sequences=spec.max_sequences,
-        kv_tokens=spec.kv_tokens,
-        context_tokens=card.context_tokens,
-        host=host_id(),
-        cap_min_w=device.cap_min_w,
-        cap_default_w=device.cap_default_w,
-    )
+    registration = _registration(member.incarnation, role, card, engine=engine, device=device)
+    registration = msgspec.structs.replace(registration, endpoints=incoming.endpoints)
     metrics = WorkerMetrics(card.model, spec)
     blocks = AnnouncedBlocks(member.bus, member.incarnation)
     news = EngineNews(
