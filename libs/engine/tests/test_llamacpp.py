@@ -18,6 +18,7 @@ from diptych_engine.gguf_card import card_from_gguf
 from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.llamacpp import self_check as self_checking
 from diptych_engine.llamacpp.kv_cells import ascending
+from diptych_engine.llamacpp.model import LoadedModel
 from diptych_engine.llamacpp.placement import Span
 from diptych_engine.port import (
     KvBlock,
@@ -500,3 +501,11 @@ def logits_of(engine: LlamaCppEngine, tokens: Sequence[int]) -> np.ndarray:
     row = row.copy()
     engine.drop(0)
     return row
+
+
+def test_models_with_a_sliding_window_keep_no_prefixes(bare, card, monkeypatch) -> None:
+    assert bare.spec.prefix_sequences > 0
+    monkeypatch.setattr(LoadedModel, "sliding_window", 512)
+    engine = LlamaCppEngine(weights(), card, SETTINGS)
+    assert engine.spec.prefix_sequences == 0
+    engine.close()

@@ -92,6 +92,7 @@ const void *llama_model_get_vocab(const void *model);
 int32_t llama_vocab_n_tokens(const void *vocab);
 bool llama_model_has_encoder(const void *model);
 bool llama_model_is_recurrent(const void *model);
+int32_t llama_model_n_swa(const void *model);
 bool llama_model_is_hybrid(const void *model);
 
 void *llama_init_from_model(void *model, struct llama_context_params params);

@@ -59,7 +59,9 @@ class LlamaCppEngine:
             vocab_size=card.vocab_size,
             eos_ids=card.eos_ids,
             step_tokens=settings.step_tokens,
-            prefix_sequences=settings.prefix_sequences,
+            # Under a sliding window cells behind it may be given to others, so a path could not
+            # be forked at an earlier block.
+            prefix_sequences=0 if self._model.sliding_window else settings.prefix_sequences,
             prefix_tokens=settings.prefix_cells,
         )
 

@@ -118,6 +118,11 @@ class LoadedModel:
             what = "no room in the KV cache" if code == 1 else self._library.last_error()
             raise RuntimeError(f"llama_decode of {n_tokens} tokens gave {code}: {what}")
 
+    @property
+    def sliding_window(self) -> int:
+        """Tokens of the sliding window that some layers attend to; 0: none does."""
+        return int(self.lib.llama_model_n_swa(self._model))
+
     def logits(self, index: int) -> NDArray[np.float32]:
         """A view of the logits `[vocab]` after batch entry `index`, valid until the next call."""
         row = self.lib.llama_get_logits_ith(self.context, index)
