@@ -52,7 +52,7 @@ clean: ## remove what was installed and cached here
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "installing into $(VENV) (first use, or its requirements changed)"
+	@echo "installing about 470 MB into $(VENV) (first use, or its requirements changed): a minute or two"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

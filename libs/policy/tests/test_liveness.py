@@ -73,3 +73,12 @@ def test_a_member_counts_from_its_first_ready_beat_on() -> None:
     assert liveness.beat(PEER, now_s=6) == [MemberFound(PEER)]
     assert liveness.beat(PEER, now_s=6.1, ready=False) == []
     assert [loss.member for loss in run(liveness, 6.2, 8, ME)] == [PEER]
+
+
+def test_a_member_that_left_is_not_lost() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    liveness.left(PEER)
+    assert liveness.beat(PEER, now_s=5, ready=False) == []
+    assert run(liveness, 5, 8, ME) == []
+    assert not liveness.alive(PEER)

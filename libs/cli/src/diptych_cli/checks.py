@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from diptych_cli import catalogue, fetching
+from diptych_cli import catalogue, fetching, presence
 
 NEEDED_MEMORY_BYTES = 1_500_000_000
 NEEDED_SHM_BYTES = 128 * 1024 * 1024
@@ -136,6 +136,8 @@ def port_free(port: int, host: str = "127.0.0.1") -> Finding:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as err:
+        if any(running.port == port for running in presence.everywhere()):
+            return Finding(Grade.FINE, f"port {port}", "a Diptych stack serves there")
         advice = f"choose another one: make up PORT={port + 1}"
         return Finding(Grade.MISSING, f"port {port}", str(err.strerror), advice)
     return Finding(Grade.FINE, f"port {port}", "free")

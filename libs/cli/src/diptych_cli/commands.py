@@ -84,8 +84,10 @@ def _add_chat(commands: Any) -> None:
     chat.add_argument(
         "--system", default="You are a helpful assistant.", help="system message; '' for none"
     )
-    chat.add_argument("--temperature", type=float, help="0 is greedy")
-    chat.add_argument("--max-tokens", type=_count, help="longest answer")
+    chat.add_argument(
+        "--temperature", type=float, default=0.0, help="0 is greedy, best for small models (0)"
+    )
+    chat.add_argument("--max-tokens", type=_count, default=256, help="longest answer (256)")
     _add_where(chat)
     chat.set_defaults(run=_run_chat)
 

@@ -20,7 +20,7 @@ _FIRST_LOOK_S = 1.0
 """Ten beats of everybody."""
 _PERIOD_S = 0.5
 _NUMBERS = ("running", "waiting", "KV tokens", "tokens/s", "power", "energy")
-COLUMNS = ("member", "state", *_NUMBERS)
+COLUMNS = ("member", "pid", "state", *_NUMBERS)
 _LIVE = tuple(state for state in RecordState if state is not RecordState.CLOSED)
 
 
@@ -83,7 +83,7 @@ def picture(stack: StackFile, view: FleetView, now_s: float, *, connected: bool)
 
 def row(seen: Seen, now_s: float, began_s: float) -> tuple[str, ...]:
     """What the table says of one member."""
-    start = (seen.beat.member, state(seen, now_s))
+    start = (seen.beat.member, str(seen.beat.pid or ""), state(seen, now_s))
     load, registration = seen.load, seen.registration
     if load is None:
         return (*start, "", "", "", "", "", "")

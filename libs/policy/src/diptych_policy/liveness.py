@@ -89,6 +89,10 @@ class Liveness:
         self._patient_from_s[member] = max(now_s, self._patient_from_s.get(member, now_s))
         return [MemberFound(member)] if found else []
 
+    def left(self, member: Incarnation) -> None:
+        """A member said that it goes: its silence is no loss."""
+        self._patient_from_s.pop(member, None)
+
     def tick(self, *, now_s: float) -> list[MemberLost]:
         """Time has passed; call at least every `own_fresh_s`."""
         last_s, self._last_tick_s = self._last_tick_s, now_s

@@ -1,12 +1,13 @@
 """Telling the others what this worker offers, and how it is."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from diptych_bus.port import Bus, Delivery, Gone, Kept
 from diptych_contracts import subjects
 from diptych_contracts.cards import ModelCard
-from diptych_contracts.errors import Incompatible
+from diptych_contracts.errors import Incompatible, Transient
 from diptych_contracts.fleet import Beat, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.streams import MODELS, WORKER_TTL_S, WORKERS
@@ -40,8 +41,9 @@ class Register:
         await workers.put(self.registration.worker, self.registration, ttl_s=WORKER_TTL_S)
 
     async def leave(self) -> None:
-        """Take the registration back."""
-        await self.bus.bucket(WORKERS, WorkerRegistration).delete(self.registration.worker)
+        """Take the registration back; with the bus away it expires by itself."""
+        with contextlib.suppress(Transient):
+            await self.bus.bucket(WORKERS, WorkerRegistration).delete(self.registration.worker)
 
     async def _check_name(self) -> None:
         mine = self.registration

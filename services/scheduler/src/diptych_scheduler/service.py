@@ -118,7 +118,10 @@ class Scheduler:
 
     def _on_worker(self, change: Kept[WorkerRegistration] | Gone) -> None:
         if isinstance(change, Gone):
-            self._fleet.unregister(Incarnation(change.key))
+            worker = Incarnation(change.key)
+            self._fleet.unregister(worker)
+            self._liveness.left(worker)
+            self._fleet.lost(worker)
         else:
             self._fleet.register(change.value)
             self._cached.registered(change.value.worker)
