@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -17,12 +15,13 @@ from diptych_testkit.running_up import Up
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 
-# Answers that count: a token lost or said twice shows in them.
-QUESTIONS = {
-    "Continue this list of numbers, separated by commas, and write nothing else: "
-    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,": 1,
-    "Continue this list: 10, 20, 30, 40, 50, 60, 70, 80,": 10,
-}
+QUESTIONS = (
+    "Tell me about the sea.",
+    "Why is the sky blue?",
+    "Write a poem about a mountain.",
+    "Continue this list: 10, 20, 30, 40, 50, 60, 70, 80,",
+)
+LONGEST = 64
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 
 
@@ -46,7 +45,9 @@ class Answer:
     path: dict[str, Any]
 
 
-async def stream(up: Up, question: str, n_tokens: int) -> Answer:
+async def stream(
+    up: Up, question: str, n_tokens: int, begun: asyncio.Event | None = None
+) -> Answer:
     """One streamed answer over a connection of its own; raises if it is not whole."""
     body = {
         "model": gguf_path().stem,
@@ -70,6 +71,8 @@ async def stream(up: Up, question: str, n_tokens: int) -> Answer:
             assert "error" not in chunk, chunk
             for choice in chunk["choices"]:
                 text += choice["delta"].get("content") or ""
+                if text and begun is not None:
+                    begun.set()
                 finish = choice["finish_reason"] or finish
             usage = chunk["usage"] or usage
     assert finish == "length"
@@ -77,10 +80,10 @@ async def stream(up: Up, question: str, n_tokens: int) -> Answer:
     return Answer(text, usage["completion_tokens"], usage["diptych"])
 
 
-def counts_on(text: str, step: int) -> bool:
-    """Whether `text` counts in steps, without gap and repeat; its last number may be cut."""
-    numbers = [int(found) for found in re.findall(r"\d+", re.sub(r"^\d+\. ", "", text))][:-1]
-    return len(numbers) > 2 and all(b - a == step for a, b in pairwise(numbers))
+@pytest.fixture(scope="module")
+def undisturbed(up: Up) -> dict[str, str]:
+    """Every question's longest answer when it is the only one."""
+    return {q: asyncio.run(stream(up, q, LONGEST)).text for q in QUESTIONS}
 
 
 async def run(up: Up, *arguments: str) -> str:
@@ -92,32 +95,45 @@ async def run(up: Up, *arguments: str) -> str:
 class Load:
     """Streams that go on while something happens."""
 
-    def __init__(self, up: Up, n_tokens: int) -> None:
+    def __init__(self, up: Up, undisturbed: dict[str, str], n_tokens: int) -> None:
         self._up = up
+        self._undisturbed = undisturbed
         self._n_tokens = n_tokens
         self._running: list[tuple[str, asyncio.Task[Answer]]] = []
+        self._begun: list[asyncio.Event] = []
 
     def add(self, n_streams: int) -> None:
         for number in range(n_streams):
-            question = tuple(QUESTIONS)[number % len(QUESTIONS)]
-            task = asyncio.create_task(stream(self._up, question, self._n_tokens))
+            question = QUESTIONS[number % len(QUESTIONS)]
+            self._begun.append(begun := asyncio.Event())
+            task = asyncio.create_task(stream(self._up, question, self._n_tokens, begun))
+            task.add_done_callback(lambda _, begun=begun: begun.set())
             self._running.append((question, task))
 
+    async def begun(self) -> None:
+        """Wait until every answer has begun."""
+        for begun in self._begun:
+            await begun.wait()
+
     async def whole(self) -> list[Answer]:
-        """Every answer, each of its whole length and without a gap."""
+        """Every answer, each as long and as worded as if it had been alone."""
         answers = await asyncio.gather(*(task for _, task in self._running))
         for (question, _), answer in zip(self._running, answers, strict=True):
             assert answer.tokens == self._n_tokens
-            assert counts_on(answer.text, QUESTIONS[question]), answer.text
+            expected = self._undisturbed[question]
+            assert answer.text == expected[: len(answer.text)]
+            assert self._n_tokens < LONGEST or answer.text == expected
         return answers
 
 
-async def test_many_streams_spread_over_workers_and_gateways(up: Up) -> None:
+async def test_many_streams_spread_over_workers_and_gateways(
+    up: Up, undisturbed: dict[str, str]
+) -> None:
     tap = up.start("tap", "request.>", "--count", "24", "--port", str(up.port))
     with tap:
         try:
             await asyncio.sleep(1.0)
-            load = Load(up, 20)
+            load = Load(up, undisturbed, 8)
             load.add(24)
             answers = await load.whole()
             seen, _ = await asyncio.to_thread(tap.communicate, timeout=20)
@@ -131,20 +147,24 @@ async def test_many_streams_spread_over_workers_and_gateways(up: Up) -> None:
     assert all(request["message"]["prompt_ids"].endswith("ids>") for request in requests)
 
 
-async def test_decode_workers_come_and_go_under_load(up: Up) -> None:
-    load = Load(up, 64)
+async def test_decode_workers_come_and_go_under_load(up: Up, undisturbed: dict[str, str]) -> None:
+    load = Load(up, undisturbed, LONGEST)
     load.add(8)
     told = await run(up, "scale", "decode", "3")
     assert told == "decode: 3 running (decode-worker, decode-worker-2, decode-worker-3)\n"
     load.add(8)
+    await load.begun()
     assert await run(up, "scale", "decode", "1") == "decode: 1 running (decode-worker)\n"
     answers = await load.whole()
     assert len({answer.path["decode_worker"] for answer in answers}) == 3
-    assert {answer.path["attempt"] for answer in answers} == {1}
+    # A worker that drains finishes what it has; only what was just on its way goes elsewhere.
+    assert max(answer.path["attempt"] for answer in answers) <= 2
 
 
-async def test_every_other_service_comes_and_goes_under_load(up: Up) -> None:
-    load = Load(up, 24)
+async def test_every_other_service_comes_and_goes_under_load(
+    up: Up, undisturbed: dict[str, str]
+) -> None:
+    load = Load(up, undisturbed, 24)
     for service, count in (("gateways", "1"), ("schedulers", "1"), ("prefill", "0")):
         load.add(4)
         await asyncio.sleep(0.2)

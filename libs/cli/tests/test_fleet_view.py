@@ -120,6 +120,7 @@ def test_transfers_are_rows_under_their_worker() -> None:
         transfer_id=TransferId("r.1"),
         state="reserved",
         writer="prefill-worker-1",
+        link="tcp",
         age_ms=1500,
         left_ms=73_500,
         n_bytes=2_952_160,
@@ -130,7 +131,8 @@ def test_transfers_are_rows_under_their_worker() -> None:
     assert "2 of 160 slots in use" in text
     assert "1.5 s" in text
     assert "73.5 s" in text
+    assert "tcp" in text
     assert "2,952,160" in text
     assert "writer x died" in text
-    assert kv.row(over)[3:6] == ("", "", "")
+    assert kv.row(over)[3:7] == ("", "", "", "")
     assert '"transfer_id":"r.1"' in kv.json_text([snapshot])

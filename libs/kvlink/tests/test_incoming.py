@@ -470,6 +470,7 @@ def test_every_transfer_is_told_of_until_its_slots_are_free(reader: Any) -> None
 
     assert (first.transfer_id, first.state, first.age_ms) == ("r1.1", "reserved", 4000)
     assert (first.n_bytes, first.reason) == (3 * 6000, "")
+    assert first.link == second.link in ("shm", "tcp")
     assert (second.state, second.age_ms, second.n_bytes) == ("verified", 3000, 15000)
     assert first.left_ms > 0
     assert first.writer == second.writer != ""

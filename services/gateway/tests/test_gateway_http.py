@@ -226,8 +226,9 @@ async def refuses(base_url: str) -> bool:
 async def test_two_share_a_port_and_a_stranger_does_not_get_it(run_stack: Any, hello: Any) -> None:
     async with run_stack(hello, reuse_port=True) as stack:
         port = stack.gateway.server.port
-        second = HttpServer(lambda: None, host="127.0.0.1", port=port, reuse_port=True)
+        address = {"host": "127.0.0.1", "port": port, "max_frame_bytes": 1024, "ping_s": 20.0}
+        second = HttpServer(lambda: None, reuse_port=True, **address)
         second.bind()
         second.leave()
         with pytest.raises(Transient, match=f"cannot listen on 127.0.0.1:{port}"):
-            HttpServer(lambda: None, host="127.0.0.1", port=port).bind()
+            HttpServer(lambda: None, **address).bind()

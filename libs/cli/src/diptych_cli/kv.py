@@ -20,7 +20,7 @@ from diptych_contracts.streams import WORKERS
 
 _ANSWER_S = 1.0
 _PERIOD_S = 0.5
-COLUMNS = ("worker", "transfer", "state", "from", "age", "left", "bytes", "why it ended")
+COLUMNS = ("worker", "transfer", "state", "from", "link", "age", "left", "bytes", "why it ended")
 
 
 def kv(stack: StackFile, *, ended: int, as_json: bool, watch: bool) -> int:
@@ -100,6 +100,7 @@ def row(transfer: KvTransfer) -> tuple[str, ...]:
         transfer.transfer_id,
         transfer.state,
         transfer.writer,
+        transfer.link,
         "" if over else f"{transfer.age_ms / 1000:.1f} s",
         "" if over else f"{max(0, transfer.left_ms) / 1000:.1f} s",
         "" if over else f"{transfer.n_bytes:,}",

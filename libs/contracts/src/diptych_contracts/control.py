@@ -49,6 +49,7 @@ class KvTransfer(Message, frozen=True, kw_only=True, tag="kv_transfer.1"):
     state: str
     """`kvlink.ledger.State`."""
     writer: str = ""
+    link: str = ""
     age_ms: int = 0
     """Since its ticket was given."""
     left_ms: int = 0

@@ -321,6 +321,7 @@ class IncomingTransfers:
             transfer_id=transfer.transfer_id,
             state=transfer.state,
             writer=transfer.writer or "",
+            link=self._via[transfer.transfer_id].endpoint.kind,
             age_ms=round((now_s - transfer.opened_s) * 1000),
             left_ms=round(left_s * 1000),
             n_bytes=sum(view.nbytes for view in views) or room_bytes,
