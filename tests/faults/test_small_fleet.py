@@ -11,7 +11,9 @@ from random import Random
 from typing import Literal
 
 import msgspec
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from diptych_bus.memory import Faults, MemoryBroker
 from diptych_contracts import subjects
@@ -251,3 +253,24 @@ async def test_a_bad_network_changes_no_answer(seed: int, link: Link) -> None:
         for name in names:
             await is_answered(fleet, name)
         await fleet.settled()
+
+
+class BrokenEngine(ToyStepEngine):
+    """Its logits are NaN, as weights that overflow make them."""
+
+    def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
+        computed = super().step(inputs)
+        return [None if logits is None else logits * np.float32("nan") for logits in computed]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_what_fails_anywhere_is_tried_once(mode: Mode) -> None:
+    async with small_fleet() as fleet:
+        fleet.scheduler()
+        fleet.worker("p1", Role.PREFILL, engine=BrokenEngine())
+        fleet.worker("d1", Role.DECODE, engine=BrokenEngine())
+        await fleet.ready()
+        await fleet.client.send(a_request("r1", prompt_ids=PROMPT, forced=Forced(mode=mode)))
+        end = await fleet.client.ended("r1")
+        assert (end.reason, end.attempt) == (EndReason.FAILED, 1)
+        assert "not finite" in end.detail

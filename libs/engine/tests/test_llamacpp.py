@@ -108,7 +108,9 @@ class Worker:
     """A step loop on real weights, and what it said."""
 
     def __init__(self, card: ModelCard, codec: TextCodec, *, prefix_sequences: int = 0) -> None:
-        settings = replace(SETTINGS, threads=2, prefix_sequences=prefix_sequences)
+        settings = replace(
+            SETTINGS, threads=2, prefix_sequences=prefix_sequences, prefix_tokens=2048
+        )
         engine = LlamaCppEngine(weights(), card, settings)
         self.loop = StepLoop(engine, lambda stopping: AnswerText(codec, stopping.stop))
         self.news: list[StepNews] = []

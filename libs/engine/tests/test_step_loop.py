@@ -540,3 +540,17 @@ def test_any_traffic_gives_the_same_answers_with_a_cache(loops, seed: int) -> No
     assert sum(cached(loop, job) for job in jobs if loop.of(job.key, SequenceStarted)) > 0
     loop.loop.check()
     assert loop.loop.load().kv_tokens_used == 0
+
+
+def test_the_cache_has_a_budget_and_imported_kv_is_not_kept(loops) -> None:
+    loop, decode = loops(**CACHING, prefix_tokens=128), loops(**CACHING)
+    job = run(loop, work("a", prompt_ids=numbers(200)))
+    run(loop, work("b", prompt_ids=numbers(200, 500)))
+    assert loop.engine.cells_used == 128
+    sink = Sink(loop.engine.spec.layout.slot_bytes, 4)
+    remote = replace(job, key=SequenceKey(RequestId("remote"), 1), phase=Phase.PREFILL, sink=sink)
+    loop.loop.submit(remote)
+    loop.until(lambda: bool(loop.of(remote.key, NewTokens)))
+    first = tuple(loop.tokens(remote.key))
+    run(decode, replace(job, phase=Phase.DECODE, answer_ids=first, blocks=sink.blocks(200)))
+    decode.is_idle()

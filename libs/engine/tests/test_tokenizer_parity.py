@@ -115,11 +115,11 @@ class Reference:
         assert self._model != self._ffi.NULL
         self.vocab = self.lib.llama_model_get_vocab(self._model)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
         data = text.encode()
         room = 2 * len(data) + 16
         out = self._ffi.new("int32_t[]", room)
-        n = self.lib.llama_tokenize(self.vocab, data, len(data), out, room, False, True)
+        n = self.lib.llama_tokenize(self.vocab, data, len(data), out, room, False, parse_special)
         return list(out[0:n])
 
     def piece(self, token: int) -> bytes:
@@ -226,3 +226,25 @@ def test_tokens_of_a_real_model_are_llama_cpps(reference_of: Any) -> None:
     ).expanduser()
     assert path.is_file(), f"no model file at {path}: run `diptych models pull smollm2-135m`"
     assert_same(reference_of(path), path, [*SAMPLES, *random_texts(300)])
+
+
+@pytest.mark.live
+def test_what_clients_write_is_tokenized_as_llama_cpp_does_without_control_tokens(
+    reference_of: Any,
+) -> None:
+    path = Path(
+        os.environ.get("DIPTYCH_TEST_GGUF")
+        or "~/.cache/diptych/models/smollm2-135m/SmolLM2-135M-Instruct.Q4_1.gguf"
+    ).expanduser()
+    reference = reference_of(path)
+    codec = TextCodec.from_card(card_from_gguf(path, model="m"))
+    start, end = reference.encode("<|im_start|>"), reference.encode("<|im_end|>")
+    for text in [*SAMPLES, *random_texts(100)]:
+        messages = [{"role": "system", "content": "a"}, {"role": "user", "content": text}]
+        ids = codec.encode_chat(messages)
+        before = [*start, *reference.encode("system\na"), *end, *reference.encode("\n")]
+        asked = reference.encode(f"user\n{text}", parse_special=False)
+        after = [*end, *reference.encode("\n"), *start, *reference.encode("assistant\n")]
+        assert ids == [*before, *start, *asked, *after], repr(text)
+        if not any(token in text for token in codec.control_texts):
+            assert ids == codec.encode(codec.render(messages))

@@ -561,7 +561,7 @@ def test_an_adoption_told_twice_counts_once(case: Case) -> None:
 
 
 def test_pulling_stops_when_the_queue_is_full() -> None:
-    from diptych_policy.recovery import Limits
+    from diptych_policy.limits import Limits
 
     ledger = Ledger(ME, Fleet(), Limits(max_queued=1))
     ledger.handle(RequestArrived(a_request(), 1, 0), now_s=0, unix_ms=0)

@@ -5,7 +5,7 @@ import pytest
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
 from diptych_bus.port import JournalItem
-from diptych_contracts.errors import DiptychError, Expired, Refused
+from diptych_contracts.errors import DiptychError, Expired, Incompatible, Permanent, Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import GenerateJob, Job, PrefillJob, RefusalReason
 from diptych_contracts.journal import AttemptFailed, EndReason, JournalEntry, TokenFrame
@@ -145,6 +145,13 @@ async def test_what_the_engine_drops_is_told_to_who_waits(
     assert room.journal == []
 
 
+async def test_what_would_fail_anywhere_is_not_tried_again(room: Room) -> None:
+    attempt = room.add(generate())
+    await room.hear(SequenceFailed(attempt.key, "engine_error", "not finite", permanent=True))
+    with pytest.raises(Permanent, match="not finite"):
+        await attempt.sampled
+
+
 async def test_energy_is_split_by_tokens(room: Room) -> None:
     first, second = room.add(generate("r1")), room.add(generate("r2"))
     await room.hear(tokens_by_key={first.key: 3, second.key: 1}, prefill_tokens=3, decode_tokens=1)
@@ -158,15 +165,17 @@ async def test_news_of_strangers_is_ignored(room: Room) -> None:
 
 
 @pytest.mark.parametrize(
-    ("err", "worker", "reason"),
+    ("err", "worker", "reason", "retryable"),
     [
-        (Refused("no_room", "full", by="d1"), "d1", "no_room"),
-        (Refused("unverified_kv"), ME, "unverified_kv"),
-        (Expired("too late"), ME, "Expired"),
+        (Refused("no_room", "full", by="d1"), "d1", "no_room", True),
+        (Refused("unverified_kv"), ME, "unverified_kv", True),
+        (Expired("too late"), ME, "Expired", True),
+        (Incompatible("layout"), ME, "Incompatible", True),
+        (Permanent("not finite"), ME, "Permanent", False),
     ],
 )
 async def test_a_failure_names_who_could_not_go_on(
-    err: DiptychError, worker: str, reason: str, room: Room
+    err: DiptychError, worker: str, reason: str, retryable: bool, room: Room
 ) -> None:
     attempt = room.add(generate())
     room.news.fail(attempt, err)
@@ -174,6 +183,7 @@ async def test_a_failure_names_who_could_not_go_on(
     ((_, failed),) = room.journal
     assert isinstance(failed, AttemptFailed)
     assert (failed.worker, failed.reason) == (worker, reason)
+    assert failed.retryable is retryable
 
 
 async def test_a_cancel_is_no_failure(room: Room) -> None:

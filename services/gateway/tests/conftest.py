@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openresponses_types
 import pytest
+import uvloop
 
 from diptych_bus.memory import MemoryBroker
 from diptych_chassis.member import Member
@@ -43,6 +44,15 @@ REPORT = Report(
     prefill_j=1.5,
     decode_j=0.5,
 )
+
+LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+"""Connections end differently on the loop that gateways run on."""
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Any]:
+    both = item.path.stem == "test_gateway_connections"
+    return LOOPS if both else {"asyncio": LOOPS["asyncio"]}
+
 
 Script = Callable[["Fleet", Request], Awaitable[None]]
 

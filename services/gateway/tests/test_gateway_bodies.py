@@ -23,6 +23,12 @@ def said(content: Any, **more: Any) -> list[dict[str, Any]]:
 BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"model": 7}, "model", "invalid_type"),
     ({"model": ""}, "model", ""),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty", ""),
+    ({"repetition_penalty": 0.009}, "repetition_penalty", ""),
+    ({"max_tokens": 10**300}, "max_tokens", ""),
+    ({"max_completion_tokens": 2**31}, "max_completion_tokens", ""),
+    ({"metadata": {str(i): "a" for i in range(17)}}, "metadata", ""),
+    ({"metadata": {"a": "b" * 513}}, "metadata", ""),
     ({"messages": "Hi"}, "messages", "invalid_type"),
     ({"messages": []}, "messages", ""),
     ({"messages": ["Hi"]}, "messages[0]", "invalid_type"),

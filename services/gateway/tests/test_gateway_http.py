@@ -144,11 +144,24 @@ async def test_a_drain_finishes_streams_and_takes_no_more(run_stack: Any) -> Non
         assert (await first).json()["choices"][0]["message"]["content"] == "Hello world"
 
 
+async def test_a_drain_lasts_as_long_as_it_may(run_stack: Any) -> None:
+    async def script(fleet: Any, request: Any) -> None:
+        fleet.say(request, fleet.ids("Hello"))
+        await asyncio.sleep(0.5)
+        fleet.say(request, fleet.ids(" world"), index=1, end=EndReason.STOP)
+
+    async with run_stack(script, drain_s=4.0) as stack:
+        first = asyncio.create_task(stack.chat())
+        await stack.until(lambda: stack.fleet.requests)
+        stack.member.stopping.set()
+        assert (await first).json()["choices"][0]["message"]["content"] == "Hello world"
+
+
 async def test_a_drain_that_takes_too_long_ends_its_streams(run_stack: Any) -> None:
     async def script(fleet: Any, request: Any) -> None:
         fleet.say(request, fleet.ids("Hello"))
 
-    async with run_stack(script, drain_s=5.0) as stack:
+    async with run_stack(script, drain_s=0.2) as stack:
         first = asyncio.create_task(stack.chat())
         await stack.until(lambda: stack.fleet.requests)
         stack.member.stopping.set()

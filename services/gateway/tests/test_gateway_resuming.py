@@ -198,7 +198,7 @@ async def test_a_text_that_left_the_journal_is_gone(run_stack: Any) -> None:
 
 async def test_a_draining_gateway_hands_its_kept_answers_over(run_stack: Any) -> None:
     story = Story()
-    async with run_stack(story, drain_s=5.0) as stack, stack.another(OTHER) as client:
+    async with run_stack(story, drain_s=0.2) as stack, stack.another(OTHER) as client:
         reading = asyncio.create_task(stack.respond(stream=True))
         await stack.until(lambda: stack.fleet.requests and stack.gateway.in_flight.journal_seq)
         await asyncio.sleep(0.1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState
+from diptych_gateway import sockets
 from diptych_gateway.sockets import MAX_IN_FLIGHT, MAX_LANES
 
 TEXT = "Hello world"
@@ -361,7 +363,7 @@ async def test_a_full_gateway_says_when_to_come_back(run_stack: Any) -> None:
 
 
 async def test_a_draining_gateway_ends_its_sockets(run_stack: Any) -> None:
-    async with run_stack(Gate(), drain_s=5.0) as stack, opened(stack) as socket:
+    async with run_stack(Gate(), drain_s=0.2) as stack, opened(stack) as socket:
         await socket.create()
         for _ in range(5):
             await socket.next()
@@ -393,3 +395,24 @@ async def test_pings_go_both_ways(run_stack: Any, hello: Any) -> None:
             await (await socket.connection.ping())
         await socket.create()
         assert (await socket.turn())[-1]["type"] == "response.completed"
+
+
+async def test_a_large_frame_is_judged_off_the_event_loop(stack: Any, monkeypatch: Any) -> None:
+    threads = []
+    decode_create, check_frame = sockets.decode_create, sockets.check_frame
+
+    def decoded(data: str) -> Any:
+        threads.append(threading.current_thread())
+        return decode_create(data)
+
+    def checked(frame: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return check_frame(frame, **options)
+
+    monkeypatch.setattr(sockets, "decode_create", decoded)
+    monkeypatch.setattr(sockets, "check_frame", checked)
+    async with opened(stack) as socket:
+        await socket.create(input=[{"role": "user", "content": ""}] * 60_000)
+        assert (await socket.next())["error"]["param"] == "input"
+        assert threads
+        assert threading.main_thread() not in threads

@@ -25,7 +25,8 @@ class Sampling(Message, frozen=True, kw_only=True, tag="sampling.1"):
     frequency_penalty: float = 0.0
     """Subtracted once per occurrence among the generated tokens; in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt and answer; in (0, 2]."""
+    """Divides positive and multiplies negative logits of tokens in prompt and answer; in [0.01, 2]:
+    smaller ones make infinities of logits."""
 
 
 class Stopping(Message, frozen=True, kw_only=True, tag="stopping.1"):

@@ -103,6 +103,8 @@ class SequenceFailed:
     key: SequenceKey
     reason: str
     detail: str = ""
+    permanent: bool = False
+    """Whether it would fail the same way anywhere."""
 
 
 class SequenceStarted(NamedTuple):
@@ -159,6 +161,8 @@ class EngineSpec:
     """Most tokens in one step."""
     prefix_sequences: int = 0
     """Sequence ids from `max_sequences` on that may hold cached prefixes; 0: no prefix reuse."""
+    prefix_tokens: int = 0
+    """Most KV cells that cached prefixes may hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ blocks only: a block that is not full could not be found by its hash. All method
 loop's thread.
 """
 
-from diptych_engine.port import StepEngine
+from diptych_engine.port import Phase, StepEngine
 from diptych_engine.sequence import LiveSequence
 from diptych_policy.prefix_cache import Changes, PrefixCache
 from diptych_policy.prefixes import Prefix
@@ -19,6 +19,7 @@ class PrefixReuse:
         self._engine = engine
         self._base = spec.fingerprint.base
         self._kv_tokens = spec.kv_tokens
+        self._most_tokens = spec.prefix_tokens
         self._block_tokens = spec.layout.block_tokens
         first = spec.max_sequences
         self._on = spec.prefix_sequences > 0
@@ -43,18 +44,20 @@ class PrefixReuse:
 
     def make_room(self, live_tokens: int) -> None:
         """Give way to live sequences that hold, or are about to hold, `live_tokens` cells."""
-        for seq in self._cache.shrink(self._kv_tokens - live_tokens):
+        for seq in self._cache.shrink(self._room(live_tokens)):
             self._engine.drop(seq)
 
     def keep(self, sequence: LiveSequence, computed: int, *, live_tokens: int) -> None:
         """Keep the first `computed` tokens of a sequence that leaves; it is dropped afterwards.
 
+        Imported KV is not kept: whoever computed it has it, and nobody imports a second time.
         `live_tokens` are those of the sequences that stay.
         """
-        if not self._on or computed < self._block_tokens:
+        imported = sequence.work.phase is Phase.DECODE
+        if not self._on or imported or computed < self._block_tokens:
             return
         prefix = self._prefix(sequence, computed)
-        kept = self._cache.keep(prefix, room_cells=self._kv_tokens - live_tokens)
+        kept = self._cache.keep(prefix, room_cells=self._room(live_tokens))
         for seq in kept.evicted:
             self._engine.drop(seq)
         if kept.seq is None:
@@ -66,6 +69,9 @@ class PrefixReuse:
             self._cache.undo(kept)
             if kept.base is not None:
                 self._engine.drop(kept.seq)
+
+    def _room(self, live_tokens: int) -> int:
+        return min(self._most_tokens, self._kv_tokens - live_tokens)
 
     def changes(self) -> Changes:
         """Blocks that came and went since this was last asked."""

@@ -102,6 +102,7 @@ class SimSettings:
     kv_tokens: int = 16_384
     max_sequences: int = 16
     prefix_sequences: int = 0
+    prefix_tokens: int = 16_384
     block_tokens: int = 64
     step_tokens: int = 256
 
@@ -132,6 +133,7 @@ class SimStepEngine:
             eos_ids=settings.eos_ids,
             step_tokens=settings.step_tokens,
             prefix_sequences=settings.prefix_sequences,
+            prefix_tokens=settings.prefix_tokens,
         )
 
     @property

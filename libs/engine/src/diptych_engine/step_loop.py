@@ -15,7 +15,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych_contracts.errors import ContextOverflow, DiptychError, Refused, Unverified
+from diptych_contracts.errors import (
+    ContextOverflow,
+    DiptychError,
+    Incompatible,
+    Permanent,
+    Refused,
+    Unverified,
+)
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.sampling import Stopping
 from diptych_engine.port import (
@@ -327,4 +334,5 @@ def _failed(key: SequenceKey, error: DiptychError) -> SequenceFailed:
             reason = str(error.reason)
         case _:
             reason = "engine_error"
-    return SequenceFailed(key, reason, str(error))
+    permanent = isinstance(error, Permanent) and not isinstance(error, Incompatible)
+    return SequenceFailed(key, reason, str(error), permanent=permanent)

@@ -21,7 +21,6 @@ Rules:
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import msgspec
 
@@ -31,7 +30,7 @@ from diptych_contracts.jobs import JobRefused, RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Started
 from diptych_contracts.requests import Assignment, RecordState, Request, RequestRecord
 from diptych_policy.adoption import ForeignRecords
-from diptych_policy.attendance import RESUME_GRACE_S, Attendance, grace_s
+from diptych_policy.attendance import Attendance, grace_s
 from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import Change, JournalPart, RequestView
@@ -59,27 +58,10 @@ from diptych_policy.lifecycle import (
     SendJob,
     Ticked,
 )
-from diptych_policy.live_request import Booking, LiveRequest, Stage
+from diptych_policy.limits import Limits
+from diptych_policy.live_request import LiveRequest, Stage
 from diptych_policy.ordering import order_key
-from diptych_policy.routing import Unplaced, choose
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Numbers of the ledger's rules."""
-
-    max_queued: int = 1024
-    max_lost_attempts: int = 5
-    max_failures: int = 5
-    """Attempts given up by live workers for other reasons than room."""
-    max_adoptions: int = 3
-    """Adoptions without progress."""
-    first_back_off_s: float = 0.1
-    max_back_off_s: float = 1.0
-    end_again_s: float = 2.0
-    """An `End` that does not come back from the journal is published again after this."""
-    resume_grace_s: float = RESUME_GRACE_S
-    """How long a request with resume intent outlives its gateway unread."""
+from diptych_policy.placing import Placer
 
 
 class Ledger:
@@ -88,6 +70,7 @@ class Ledger:
     def __init__(self, me: Incarnation, fleet: Fleet, limits: Limits | None = None) -> None:
         self._me = me
         self._fleet = fleet
+        self._placer = Placer(fleet)
         self._limits = limits or Limits()
         self._live: dict[RequestId, LiveRequest] = {}
         self._foreign = ForeignRecords(me)
@@ -301,7 +284,7 @@ class Ledger:
         if any(not self._fleet.alive(w) for w in assignment.workers if live.needs(w)):
             return self._retry(live, "its worker is gone", lost=True)
         live.to(Stage.ROUTED, now_s=self._now_s)
-        self._book(live, assignment)
+        self._placer.book(live, assignment)
         if live.view.attempt_has_tokens or live.decode_started:
             return []
         return [self._send(live, assignment)]
@@ -394,12 +377,9 @@ class Ledger:
         return effects
 
     def _try_to_place(self, live: LiveRequest) -> list[Effect]:
-        live.excluded = {w: t for w, t in live.excluded.items() if t > self._now_s}
-        placement = choose(live.demand(), self._fleet)
-        if isinstance(placement, Unplaced):
-            live.unplaced = placement.reason
+        placement = self._placer.place(live, now_s=self._now_s)
+        if placement is None:
             return []
-        self._book(live, placement)
         live.record = msgspec.structs.replace(
             live.record, state=RecordState.ROUTED, assignment=placement
         )
@@ -413,25 +393,12 @@ class Ledger:
             Announce(request_id, routed, f"{request_id}.routed.{attempt}"),
         ]
 
-    def _book(self, live: LiveRequest, assignment: Assignment) -> None:
-        demand = live.demand()
-        if assignment.prefill is not None and not live.decode_started:
-            to_compute = self._fleet.prefill_tokens(
-                assignment.prefill, demand.prompt, demand.prompt_tokens
-            )
-            live.booked[assignment.prefill] = Booking(demand.prompt_tokens, to_compute)
-        live.booked[assignment.decode] = Booking(demand.prompt_tokens + demand.answer_tokens, 0)
-        for worker, (tokens, prefill_tokens) in live.booked.items():
-            self._fleet.assign(worker, tokens, prefill_tokens=prefill_tokens)
-
     def _queue(self, live: LiveRequest) -> None:
         live.to(Stage.QUEUED, now_s=self._now_s)
         self._may_place = True
 
     def _release(self, live: LiveRequest, *, keep: Incarnation | None = None) -> None:
-        for worker in [w for w in live.booked if w != keep]:
-            tokens, prefill_tokens = live.booked.pop(worker)
-            self._fleet.unassign(worker, tokens, prefill_tokens=prefill_tokens)
+        if self._placer.release(live, keep=keep):
             self._may_place = True
 
     def _send(self, live: LiveRequest, assignment: Assignment) -> SendJob:

@@ -29,8 +29,8 @@ class ToyStepEngine(SimStepEngine):
     """A deterministic `StepEngine` whose less likely tokens differ too, as a model's do.
 
     Args:
-        vocab_size, block_tokens, context_tokens, kv_tokens, max_sequences, prefix_sequences: As in
-            `EngineSpec`.
+        vocab_size, block_tokens, context_tokens, kv_tokens, max_sequences, prefix_sequences,
+            prefix_tokens: As in `EngineSpec`.
         eos_at: Length of a sequence after which end-of-text is the likeliest token; None: never.
         on_step: Called with each batch before it is computed: to wait, to count, to raise.
     """
@@ -44,6 +44,7 @@ class ToyStepEngine(SimStepEngine):
         kv_tokens: int = 16_384,
         max_sequences: int = 16,
         prefix_sequences: int = 0,
+        prefix_tokens: int = 16_384,
         eos_at: int | None = None,
         on_step: Callable[[Sequence[StepInput]], None] | None = None,
     ) -> None:
@@ -56,6 +57,7 @@ class ToyStepEngine(SimStepEngine):
             kv_tokens=kv_tokens,
             max_sequences=max_sequences,
             prefix_sequences=prefix_sequences,
+            prefix_tokens=prefix_tokens,
             block_tokens=block_tokens,
         )
         super().__init__(settings)

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import InvalidRequest, Permanent
 from diptych_text.gguf_tokenizer import SPACE
+from diptych_text.shielding import Shield
 from diptych_text.templates import ChatTemplate
 
 
@@ -51,6 +52,8 @@ class TextCodec:
         self._control = frozenset(i for i, token in added.items() if token.special)
         self._verbatim = frozenset(added) - self._control
         self._bytes: dict[int, bytes] = {}
+        self.control_texts = frozenset(t.content for t in added.values() if t.special)
+        self._shield = Shield(self.control_texts, card.chat_template)
         self._template = ChatTemplate(
             card.chat_template,
             bos_token=self._text(card.bos_id),
@@ -88,6 +91,8 @@ class TextCodec:
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The token ids of `text`; control tokens written out in it become their ids.
 
+        For text of our own: what clients wrote goes through `encode_chat`.
+
         Args:
             text: Any text, such as `render` gives.
             add_bos: Begin with BOS. None: as the model wants it, unless the text begins so already.
@@ -95,10 +100,50 @@ class TextCodec:
         Raises:
             InvalidRequest: for text that is not valid Unicode (lone surrogates).
         """
+        return self._begun(self._ids(text), add_bos)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """The token ids of a conversation: `render` and `encode`, safe for what clients wrote.
+
+        The template's control tokens become their ids; such in the messages stay text.
+
+        Raises:
+            InvalidRequest: what `render` and `encode` raise.
+        """
+        mark, marked = self._shield.marked(messages)
+        text = self.render(marked, add_generation_prompt=add_generation_prompt)
+        if not mark:
+            return self.encode(text)
+        ids: list[int] = []
+        for control, piece in self._shield.pieces(text, mark):
+            ids += self._ids(piece) if control else self._plain_ids(piece)
+        return self._begun(ids, None)
+
+    def _ids(self, text: str) -> list[int]:
         try:
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError) as err:
             raise InvalidRequest(f"text is not valid Unicode: {err}", code="invalid_text") from err
+        return ids
+
+    def _plain_ids(self, text: str) -> list[int]:
+        """The ids of `text`, none of them a control token's."""
+        self._tokenizer.encode_special_tokens = True
+        try:
+            ids = self._ids(text)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+        if not self._control.isdisjoint(ids):  # a vocabulary that merges up to one
+            raise InvalidRequest(
+                "the messages hold control tokens of the model",
+                param="messages",
+                code="invalid_text",
+            )
+        return ids
+
+    def _begun(self, ids: list[int], add_bos: bool | None) -> list[int]:
         bos = self._card.bos_id
         if add_bos is None:
             add_bos = self._card.add_bos and ids[:1] != [bos]

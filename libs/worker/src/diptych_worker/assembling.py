@@ -80,6 +80,7 @@ def _llamacpp(settings: WorkerSettings, card: ModelCard) -> LlamaCppEngine:
             kv_tokens=settings.kv_tokens,
             max_sequences=settings.max_sequences,
             prefix_sequences=_prefix_sequences(settings),
+            prefix_tokens=settings.prefix_tokens or settings.kv_tokens // 4,
         ),
     )
 
@@ -95,6 +96,7 @@ def _sim(settings: WorkerSettings, card: ModelCard, codec: TextCodec) -> SimStep
             kv_tokens=settings.kv_tokens,
             max_sequences=settings.max_sequences,
             prefix_sequences=_prefix_sequences(settings),
+            prefix_tokens=settings.prefix_tokens or settings.kv_tokens // 4,
         )
     )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from diptych_contracts.errors import Refused
+from diptych_contracts.errors import Permanent, Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import DecodeJob, GenerateJob, Job, PrefillJob
 from diptych_contracts.journal import Report
@@ -39,7 +39,7 @@ class Attempt:
     """PREFILL: the token that ends it."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """The engine holds nothing of it any more."""
-    failure: Refused | None = None
+    failure: Refused | Permanent | None = None
     """Why the engine dropped it."""
     task: asyncio.Task[None] | None = None
     stopping: bool = False

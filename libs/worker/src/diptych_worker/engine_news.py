@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from diptych_bus.port import Journal
-from diptych_contracts.errors import DiptychError, Refused
+from diptych_contracts.errors import DiptychError, Incompatible, Permanent, Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, TokenEntry, TokenFrame
@@ -75,6 +75,7 @@ class EngineNews:
             worker=Incarnation(refused.by or self._worker),
             reason=refused.reason,
             detail=str(err),
+            retryable=not _never_works(err),
         )
         self._journal.append(attempt.gateway, failed)
 
@@ -100,7 +101,7 @@ class EngineNews:
                     if end is not None:
                         ends[attempt.gateway].append(end)
                 case SequenceFailed():
-                    self._drop(attempt, news.reason, news.detail)
+                    self._drop(attempt, news.reason, news.detail, permanent=news.permanent)
                 case SequenceAborted():
                     self._drop(attempt, RefusalReason.CANCELLED, "stopped")
         for gateway in entries.keys() | ends.keys():
@@ -144,9 +145,10 @@ class EngineNews:
             report=attempt.report(now_s),
         )
 
-    def _drop(self, attempt: Attempt, reason: str, detail: str) -> None:
+    def _drop(self, attempt: Attempt, reason: str, detail: str, *, permanent: bool = False) -> None:
         """The engine holds nothing of `attempt` any more, and no end was reached."""
-        attempt.failure = Refused(reason, detail)
+        why = Refused(reason, detail)
+        attempt.failure = Permanent(str(why)) if permanent else why
         if not attempt.sampled.done():
             attempt.sampled.set_exception(attempt.failure)
             attempt.sampled.exception()  # seen, even if nobody waits
@@ -156,6 +158,11 @@ class EngineNews:
         del self.attempts[attempt.key]
         attempt.left.set()
         self._metrics.ended(attempt, self._now_s())
+
+
+def _never_works(err: DiptychError) -> bool:
+    """Whether another worker would fail too; one that matches its peer may not."""
+    return isinstance(err, Permanent) and not isinstance(err, Incompatible)
 
 
 def _entry(news: NewTokens) -> TokenEntry:

@@ -23,6 +23,9 @@ class WorkerSettings(ServiceSettings):
     prefix_cache: bool = True
     """Whether KV of sequences that have left is kept, in room nobody else needs, for prompts that
     begin alike."""
+    prefix_tokens: int = 0
+    """Most KV cells for it; 0: a quarter of `kv_tokens`. Full, that makes a token of a prompt that
+    is not cached cost up to a quarter more on a CPU."""
     library: Path | None = None
     """The llama.cpp build; empty: the one inside xllamacpp."""
     context_tokens: int = 0

@@ -21,6 +21,8 @@ from diptych_text.codec import TextCodec
 
 LONG_TEXT_CHARS = 4_000
 """Beyond this, about 2 ms of tokenizing, the work leaves the event loop."""
+MESSAGE_CHARS = 64
+"""What rendering one more message takes, in characters of text."""
 _SEED_BITS = 63
 _PAUSE_S = 0.05
 _ATTEMPT_S = 0.5
@@ -129,14 +131,14 @@ class Acceptance:
             return
 
     async def _tokenize(self, call: Call, served: ServedModel) -> list[int]:
-        if call.text_chars < LONG_TEXT_CHARS:
+        if call.text_chars + MESSAGE_CHARS * len(call.messages) < LONG_TEXT_CHARS:
             return _encode(served.codec, call)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, _encode, served.far_codec, call)
 
 
 def _encode(codec: TextCodec, call: Call) -> list[int]:
-    return codec.encode(codec.render(call.messages))
+    return codec.encode_chat(call.messages)
 
 
 def room(

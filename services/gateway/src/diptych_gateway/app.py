@@ -10,6 +10,7 @@ from diptych_gateway.archive import Archive
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.generating import Generations, deadlines
 from diptych_gateway.in_flight import InFlight
+from diptych_gateway.intake import Intake
 from diptych_gateway.keeping import Keeper
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
@@ -51,11 +52,20 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         keeper=keeper,
     )
     turns = Turns(generations=generations, models=models, archive=archive, resumption=resumption)
+    intake = Intake(
+        executor,
+        max_bodies=settings.max_bodies,
+        max_bytes=settings.max_body_bytes,
+        timeout_s=settings.body_s,
+    )
     generating = Generating(
-        chat=ChatCompletions(admission=admission, generations=generations),
-        responses=Responses(admission=admission, turns=turns, records=records),
+        chat=ChatCompletions(admission=admission, generations=generations, intake=intake),
+        responses=Responses(admission=admission, turns=turns, records=records, intake=intake),
         socket=ResponsesSocket(
-            admission=admission, turns=turns, new_id=partial(new_request_id, member.rng)
+            admission=admission,
+            turns=turns,
+            intake=intake,
+            new_id=partial(new_request_id, member.rng),
         ),
     )
     reasons = _reasons(member, admission)

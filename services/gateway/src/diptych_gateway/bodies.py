@@ -4,12 +4,16 @@ A field that is missing here is unknown and refused by name. Values are judged i
 """
 
 import re
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Mode
+
+ABSENT = msgspec.Raw(b"null")
+"""A parameter not given. What may hold anything is kept as it was written until it is looked at:
+four megabytes of `[[],[],…` would take a second to become lists, and stop every other thread."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -27,13 +31,13 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     content: str | list[ContentPart] | None = None
     name: str | None = None
     # What earlier answers carry when a client sends them back; harmless while empty.
-    refusal: Any = None
-    annotations: Any = None
-    audio: Any = None
-    function_call: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
-    reasoning_content: Any = None
+    refusal: msgspec.Raw = ABSENT
+    annotations: msgspec.Raw = ABSENT
+    audio: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
+    tool_calls: msgspec.Raw = ABSENT
+    tool_call_id: msgspec.Raw = ABSENT
+    reasoning_content: msgspec.Raw = ABSENT
 
 
 class DiptychOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +64,7 @@ class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     diptych: DiptychOptions | None = None
     # They do not change the answer.
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: msgspec.Raw = ABSENT
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -74,27 +78,28 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     n: int | None = None
     # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
-    store: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    logit_bias: Any = None
-    response_format: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    store: msgspec.Raw = ABSENT
+    logprobs: msgspec.Raw = ABSENT
+    top_logprobs: msgspec.Raw = ABSENT
+    logit_bias: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
+    tool_choice: msgspec.Raw = ABSENT
+    parallel_tool_calls: msgspec.Raw = ABSENT
+    functions: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
+    modalities: msgspec.Raw = ABSENT
+    audio: msgspec.Raw = ABSENT
+    prediction: msgspec.Raw = ABSENT
+    reasoning_effort: msgspec.Raw = ABSENT
+    verbosity: msgspec.Raw = ABSENT
+    web_search_options: msgspec.Raw = ABSENT
 
 
 T = TypeVar("T")
 
 _chat_decoder = msgspec.json.Decoder(ChatBody)
+_metadata_decoder = msgspec.json.Decoder(dict[str, str] | None)
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
@@ -104,6 +109,11 @@ _SHOWN_CHARS = 80
 def decode(data: bytes) -> ChatBody:
     """`data` as a body of chat completions. Raises `InvalidRequest`, see `decode_as`."""
     return decode_as(_chat_decoder, data)
+
+
+def decode_metadata(data: msgspec.Raw) -> dict[str, str]:
+    """`data` as `metadata`."""
+    return decode_as(_metadata_decoder, data, at="metadata") or {}
 
 
 def decode_as(
@@ -147,7 +157,7 @@ def _misfit(message: str, at: str) -> InvalidRequest:
 
 
 def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    return f"{path}{'' if name.startswith('[') else '.'}{name}" if path else name
 
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")

@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`: from bytes to a stored request, and its answer back."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
@@ -18,9 +19,10 @@ from diptych_gateway.delivering import (
     send_json,
 )
 from diptych_gateway.errors import from_error
-from diptych_gateway.generating import Accepted, Generations, arrival, watched
+from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, watched
+from diptych_gateway.intake import Intake
 from diptych_gateway.models import ServedModel
-from diptych_gateway.reading import ClientGone, read_json_body, wants_resume
+from diptych_gateway.reading import ClientGone, wants_resume
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
 
@@ -36,35 +38,31 @@ class ChatCompletions:
 
     admission: Admission
     generations: Generations
+    intake: Intake
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         now_s = self.generations.now_s
         arrived_s = now_s()
         try:
+            body = await self.intake.read(scope["headers"], receive)
             with admitted(self.admission, now_s):
-                await self._answer(scope, receive, send, arrived_s=arrived_s)
+                call = await self.intake.judged(len(body), partial(_judge, body, scope))
+                await self._answer(call, arrival(scope, arrived_s=arrived_s), receive, send)
         except ClientGone:
             log.info("client_left_early", request_id=scope["state"]["request_id"])
         except DiptychError as err:
             await send_error(send, from_error(err))
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, *, arrived_s: float
-    ) -> None:
-        settings = self.generations.settings
-        body = await read_json_body(
-            scope["headers"],
-            receive,
-            max_bytes=settings.max_body_bytes,
-            timeout_s=settings.body_s,
-        )
-        call = check(decode(body), resume=wants_resume(scope["headers"]))
-        came = arrival(scope, arrived_s=arrived_s)
+    async def _answer(self, call: ChatCall, came: Arrival, receive: Receive, send: Send) -> None:
         async with (
             self.generations.accepted(call, came, _answer_id) as accepted,
             watched(accepted.stream, receive),
         ):
             await _deliver(accepted, call, send)
+
+
+def _judge(body: bytes, scope: Scope) -> ChatCall:
+    return check(decode(body), resume=wants_resume(scope["headers"]))
 
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:

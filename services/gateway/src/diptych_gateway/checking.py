@@ -1,16 +1,34 @@
 """From a body's types to a request's meaning: every value is judged here, none is ignored."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Forced, PriorityClass
 from diptych_contracts.sampling import Sampling
-from diptych_gateway.bodies import ChatBody, ChatMessage, CommonBody, ContentPart, StreamOptions
+from diptych_gateway.bodies import (
+    ChatBody,
+    ChatMessage,
+    CommonBody,
+    ContentPart,
+    StreamOptions,
+    decode_metadata,
+)
 
+MAX_MESSAGES = 2048
+"""Also of the parts of one message; a conversation's history counts."""
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
+MAX_METADATA = 16
+MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
+_METADATA_BYTES = 64 * 1024
+"""More than the longest metadata, every character escaped."""
+_HARMLESS_BYTES = 1024
+"""More than any of the harmless values, with generous spaces."""
 _SEED_MIN, _SEED_MAX = -(2**63), 2**63 - 1
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TIERS = {
@@ -75,10 +93,10 @@ _SPANS = {
     "min_p": Span(0, 1),
     "presence_penalty": Span(-2, 2),
     "frequency_penalty": Span(-2, 2),
-    "repetition_penalty": Span(0, 2, open_low=True),
-    "max_tokens": Span(1),
-    "max_completion_tokens": Span(1),
-    "max_output_tokens": Span(1),
+    "repetition_penalty": Span(0.01, 2),  # 1e-300 would make infinities of logits
+    "max_tokens": Span(1, 2**31 - 1),
+    "max_completion_tokens": Span(1, 2**31 - 1),
+    "max_output_tokens": Span(1, 2**31 - 1),
 }
 
 
@@ -122,6 +140,7 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
     """
     check_numbers(body)
     _harmless(body)
+    metadata(body)
     return ChatCall(
         model=body.model,
         messages=_messages(body.messages),
@@ -159,10 +178,27 @@ def _harmless(body: ChatBody) -> None:
 
 
 def only(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    """Raise `InvalidRequest` unless `value` is absent or one of `allowed`."""
+    """Raise `InvalidRequest` unless `value` (as JSON or plain) is absent or one of `allowed`."""
+    if isinstance(value, msgspec.Raw):
+        value = _plain(value)
     if value is None or any(value == a and type(value) is type(a) for a in allowed):
         return
     raise unsupported(name, value, allowed)
+
+
+class _Long(str):
+    """JSON that is too long to be looked at."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def _plain(value: msgspec.Raw) -> Any:
+    data = bytes(value)
+    if len(data) <= _HARMLESS_BYTES:
+        with suppress(RecursionError, msgspec.DecodeError):
+            return msgspec.json.decode(data)
+    return _Long(data[:_HARMLESS_BYTES].decode("utf-8", "replace"))
 
 
 def unsupported(name: str, value: Any, allowed: tuple[Any, ...]) -> InvalidRequest:
@@ -181,7 +217,14 @@ def shown(value: Any) -> str:
 def _messages(messages: list[ChatMessage]) -> list[dict[str, str]]:
     if not messages:
         raise InvalidRequest("expected at least one message, saw none", param="messages")
+    check_count(len(messages), "messages", param="messages")
     return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def check_count(count: int, what: str, *, param: str) -> None:
+    """Raise `InvalidRequest` for more messages, or parts of one, than anybody needs."""
+    if count > MAX_MESSAGES:
+        raise InvalidRequest(f"expected at most {MAX_MESSAGES} {what}, saw {count}", param=param)
 
 
 def _message(at: str, message: ChatMessage) -> dict[str, str]:
@@ -214,6 +257,7 @@ def joined(at: str, parts: list[ContentPart], kinds: tuple[str, ...]) -> str:
     """
     if not parts:
         raise InvalidRequest(f"'{at}': expected at least one part, saw none", param=at)
+    check_count(len(parts), f"parts in '{at}'", param=at)
     return "".join(_part(f"{at}[{i}]", part, kinds) for i, part in enumerate(parts))
 
 
@@ -249,6 +293,34 @@ def sampling(body: CommonBody) -> Sampling:
         "seed": seed,
     }
     return Sampling(**{name: value for name, value in given.items() if value is not None})
+
+
+def metadata(body: CommonBody) -> dict[str, str]:
+    """The notes a client made; they do not change the answer.
+
+    Raises:
+        InvalidRequest: there are more than OpenAI allows.
+    """
+    if len(bytes(body.metadata)) > _METADATA_BYTES:
+        raise InvalidRequest(
+            f"'metadata': expected at most {_METADATA_BYTES} bytes", param="metadata"
+        )
+    found = decode_metadata(body.metadata)
+    longest_key = max(map(len, found), default=0)
+    longest = max(map(len, found.values()), default=0)
+    if len(found) > MAX_METADATA or longest_key > MAX_METADATA_KEY:
+        raise InvalidRequest(
+            f"'metadata': expected at most {MAX_METADATA} keys of {MAX_METADATA_KEY} characters, "
+            f"saw {len(found)} of up to {longest_key}",
+            param="metadata",
+        )
+    if longest > MAX_METADATA_VALUE:
+        raise InvalidRequest(
+            f"'metadata': expected values of at most {MAX_METADATA_VALUE} characters, "
+            f"saw {longest}",
+            param="metadata",
+        )
+    return found
 
 
 def _stop(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -171,11 +171,15 @@ def deadlines(settings: GatewaySettings) -> Deadlines:
 
 @asynccontextmanager
 async def watched(stream: AnswerStream, receive: Receive) -> AsyncIterator[None]:
-    """Tell `stream` when its HTTP client leaves."""
+    """Tell `stream` when its HTTP client leaves.
+
+    One that sends no more may be there or not: news of it that is no disconnect asks for a sign of
+    life, which fails if it is not.
+    """
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
-            pass
+            stream.keep_alive()
         stream.leave()
 
     task = asyncio.create_task(watch())

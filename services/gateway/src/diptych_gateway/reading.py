@@ -1,7 +1,7 @@
 """A request's body, read within limits of type, size and time."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.types import Receive
 
@@ -9,6 +9,9 @@ from diptych_gateway.errors import ApiError
 
 JSON = "application/json"
 RESUME_HEADER = b"x-diptych-resume"
+
+Grown = Callable[[int], None]
+"""Hears of the size of a body that is being read, at its beginning and whenever it grows."""
 
 
 class ClientGone(Exception):
@@ -29,9 +32,14 @@ def wants_resume(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 async def read_json_body(
-    headers: Iterable[tuple[bytes, bytes]], receive: Receive, *, max_bytes: int, timeout_s: float
+    headers: Iterable[tuple[bytes, bytes]],
+    receive: Receive,
+    *,
+    max_bytes: int,
+    limit: asyncio.Timeout,
+    grown: Grown,
 ) -> bytes:
-    """The whole body.
+    """The whole body, within the time `limit`.
 
     Raises:
         ApiError: not declared as JSON (415), too large (413), or too slow (408).
@@ -44,15 +52,16 @@ async def read_json_body(
     if declared.isdecimal() and int(declared) > max_bytes:
         raise _too_large(max_bytes, seen=f"{declared} bytes")
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _read(receive, max_bytes)
+        async with limit:
+            return await _read(receive, max_bytes, grown)
     except TimeoutError as err:
-        text = f"expected the whole body within {timeout_s:g} s"
+        text = "the body took too long"
         raise ApiError(408, text, code="body_timeout") from err
 
 
-async def _read(receive: Receive, max_bytes: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int, grown: Grown) -> bytes:
     body = bytearray()
+    grown(0)
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -60,6 +69,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
         body += message.get("body", b"")
         if len(body) > max_bytes:
             raise _too_large(max_bytes, seen="more")
+        grown(len(body))
         if not message.get("more_body", False):
             return bytes(body)
 

@@ -1,10 +1,8 @@
 """The body of `POST /v1/responses` and the frame `response.create`, as clients write them."""
 
-from typing import Any
-
 import msgspec
 
-from diptych_gateway.bodies import CommonBody, ContentPart, decode_as
+from diptych_gateway.bodies import ABSENT, CommonBody, ContentPart, decode_as
 
 
 class InputKind(msgspec.Struct):
@@ -31,18 +29,18 @@ class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     background: bool | None = None
     # Accepted only with the value that asks for nothing (`response_checking.HARMLESS`).
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    max_tool_calls: Any = None
-    text: Any = None
-    reasoning: Any = None
-    truncation: Any = None
-    top_logprobs: Any = None
-    include: Any = None
-    conversation: Any = None
-    prompt: Any = None
-    context_management: Any = None
+    tools: msgspec.Raw = ABSENT
+    tool_choice: msgspec.Raw = ABSENT
+    parallel_tool_calls: msgspec.Raw = ABSENT
+    max_tool_calls: msgspec.Raw = ABSENT
+    text: msgspec.Raw = ABSENT
+    reasoning: msgspec.Raw = ABSENT
+    truncation: msgspec.Raw = ABSENT
+    top_logprobs: msgspec.Raw = ABSENT
+    include: msgspec.Raw = ABSENT
+    conversation: msgspec.Raw = ABSENT
+    prompt: msgspec.Raw = ABSENT
+    context_management: msgspec.Raw = ABSENT
 
 
 class CreateFrame(ResponseBody, kw_only=True, forbid_unknown_fields=True):
@@ -57,12 +55,13 @@ class FrameKind(msgspec.Struct):
     """What a frame is, and whose: read first, so that an error finds its lane."""
 
     type: str
-    stream_id: Any = None
+    stream_id: msgspec.Raw = ABSENT
 
 
 _body_decoder = msgspec.json.Decoder(ResponseBody)
 _create_decoder = msgspec.json.Decoder(CreateFrame)
 _frame_decoder = msgspec.json.Decoder(FrameKind)
+_text_decoder = msgspec.json.Decoder(str)
 _kind_decoder = msgspec.json.Decoder(InputKind)
 _message_decoder = msgspec.json.Decoder(InputMessage)
 
@@ -80,6 +79,11 @@ def decode_create(data: str) -> CreateFrame:
 def decode_frame_kind(data: str) -> FrameKind:
     """What frame `data` is."""
     return decode_as(_frame_decoder, data)
+
+
+def decode_text(data: msgspec.Raw, *, at: str) -> str:
+    """`data` as a string."""
+    return decode_as(_text_decoder, data, at=at)
 
 
 def decode_kind(item: msgspec.Raw, *, at: str) -> str:

@@ -10,12 +10,15 @@ from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Forced, PriorityClass
 from diptych_contracts.responses import StoredMessage
 from diptych_contracts.sampling import Sampling
+from diptych_gateway.bodies import ABSENT
 from diptych_gateway.checking import (
     ROLES,
     Call,
+    check_count,
     check_numbers,
     forced,
     joined,
+    metadata,
     only,
     sampling,
     shown,
@@ -30,8 +33,6 @@ from diptych_gateway.response_bodies import (
     decode_message,
 )
 
-MAX_METADATA = 16
-MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 _PARTS = ("input_text", "output_text", "text")
 
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
@@ -65,6 +66,7 @@ class ResponseCall:
 
     body: ResponseBody
     input: tuple[StoredMessage, ...]
+    metadata: dict[str, str]
     sampling: Sampling
     forced: Forced
     priority_class: PriorityClass
@@ -81,6 +83,8 @@ class ResponseCall:
         body = self.body
         instructions = body.instructions
         first = () if instructions is None else (StoredMessage(role="system", text=instructions),)
+        count = len(first) + len(history) + len(self.input)
+        check_count(count, "messages in the whole conversation", param="input")
         return Call(
             model=body.model,
             messages=[
@@ -110,15 +114,15 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
         only(name, getattr(body, name), allowed)
     if body.stream_options is not None:
         only("stream_options.include_usage", body.stream_options.include_usage, (False,))
-    _check_metadata(body.metadata)
     store, background = body.store is not False, bool(body.background)
     if background and not store:
         raise InvalidRequest(
             "'background' answers must be stored: expected 'store': true", param="background"
         )
     return ResponseCall(
-        body=body,
+        body=_light(body),
         input=_input(body.input),
+        metadata=metadata(body),
         sampling=sampling(body),
         forced=forced(body),
         priority_class=tier_class(body.service_tier),
@@ -137,23 +141,11 @@ def check_frame(frame: CreateFrame, *, resume: bool = False) -> ResponseCall:
     return check_response(frame, resume=resume)
 
 
-def _check_metadata(metadata: dict[str, str] | None) -> None:
-    if not metadata:
-        return
-    longest_key = max(map(len, metadata))
-    longest = max(map(len, metadata.values()))
-    if len(metadata) > MAX_METADATA or longest_key > MAX_METADATA_KEY:
-        raise InvalidRequest(
-            f"'metadata': expected at most {MAX_METADATA} keys of {MAX_METADATA_KEY} characters, "
-            f"saw {len(metadata)} of up to {longest_key}",
-            param="metadata",
-        )
-    if longest > MAX_METADATA_VALUE:
-        raise InvalidRequest(
-            f"'metadata': expected values of at most {MAX_METADATA_VALUE} characters, "
-            f"saw {longest}",
-            param="metadata",
-        )
+def _light(body: ResponseBody) -> ResponseBody:
+    """`body` without what has been read: that would hold its bytes as long as the answer lasts."""
+    return msgspec.structs.replace(
+        body, input="", metadata=ABSENT, **dict.fromkeys(HARMLESS, ABSENT)
+    )
 
 
 def _input(given: str | list[msgspec.Raw]) -> tuple[StoredMessage, ...]:
@@ -161,6 +153,7 @@ def _input(given: str | list[msgspec.Raw]) -> tuple[StoredMessage, ...]:
         return (StoredMessage(role="user", text=given),)
     if not given:
         raise InvalidRequest("expected at least one input item, saw none", param="input")
+    check_count(len(given), "input items", param="input")
     return tuple(_item(f"input[{i}]", item) for i, item in enumerate(given))
 
 

@@ -17,7 +17,8 @@ from diptych_gateway.answers import DONE
 from diptych_gateway.delivering import EventStream, deliver, send_error, send_json, until_over
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, arrival, watched
-from diptych_gateway.reading import ClientGone, read_json_body, wants_resume
+from diptych_gateway.intake import Intake
+from diptych_gateway.reading import ClientGone, wants_resume
 from diptych_gateway.records import Records
 from diptych_gateway.response_bodies import decode_response
 from diptych_gateway.response_checking import ResponseCall, check_response
@@ -69,20 +70,15 @@ class Responses:
     admission: Admission
     turns: Turns
     records: Records
+    intake: Intake
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`POST /v1/responses`."""
         generations = self.turns.generations
-        settings = generations.settings
         came = arrival(scope, arrived_s=generations.now_s())
+        body = await self.intake.read(scope["headers"], receive)
         with admitted(self.admission, generations.now_s):
-            body = await read_json_body(
-                scope["headers"],
-                receive,
-                max_bytes=settings.max_body_bytes,
-                timeout_s=settings.body_s,
-            )
-            call = check_response(decode_response(body), resume=wants_resume(scope["headers"]))
+            call = await self.intake.judged(len(body), partial(_judge, body, scope))
             async with self.turns.new(call, came) as turn:
                 await self._answer(turn, call, receive, send)
 
@@ -211,6 +207,10 @@ class Responses:
             text = f"there is no response '{wanted[:80]}' (any more)"
             raise ApiError(404, text, code="response_not_found", param="response_id")
         return stored
+
+
+def _judge(body: bytes, scope: Scope) -> ResponseCall:
+    return check_response(decode_response(body), resume=wants_resume(scope["headers"]))
 
 
 def query(scope: Scope) -> Wanted:

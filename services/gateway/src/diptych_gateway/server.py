@@ -1,6 +1,5 @@
 """The HTTP server: uvicorn inside the service's own event loop."""
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -8,38 +7,13 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from diptych_contracts.errors import Transient
+from diptych_gateway.connections import HttpConnection, SocketConnection
 
 KEEP_ALIVE_S = 75
 """Longer than the 60 s after which load balancers drop idle connections themselves."""
 _LAST_WORDS_S = 2
-
-
-class _Protocol(HttpToolsProtocol):
-    """Lets a route cut its connection: `close` alone would wait for a client that reads nothing."""
-
-    last = False
-    """Whether its next request is its last."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["state"]["abort"] = self.transport.abort
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        if self.last and self.cycle is not None:
-            self.cycle.keep_alive = False
-
-
-class _SocketProtocol(WebSocketsSansIOProtocol):
-    """The same for WebSockets."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.app_state = {**self.app_state, "abort": self.transport.abort}
 
 
 class _Server(uvicorn.Server):
@@ -79,8 +53,8 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=_Protocol,
-                ws=_SocketProtocol,
+                http=HttpConnection,
+                ws=SocketConnection,
                 ws_max_size=max_frame_bytes,
                 ws_ping_interval=ping_s,
                 ws_ping_timeout=ping_s,
@@ -140,8 +114,8 @@ class HttpServer:
         for connection in self._connections():
             connection.shutdown()
 
-    def _connections(self) -> list[_Protocol]:
-        return [c for c in self._server.server_state.connections if isinstance(c, _Protocol)]
+    def _connections(self) -> list[HttpConnection]:
+        return [c for c in self._server.server_state.connections if isinstance(c, HttpConnection)]
 
     def stop(self) -> None:
         """Take no more connections, and end when those there are have gone quiet."""

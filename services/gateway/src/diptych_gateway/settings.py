@@ -16,6 +16,8 @@ class GatewaySettings(ServiceSettings):
     max_body_bytes: int = 4 * 1024 * 1024
     body_s: float = 30.0
     """How long a client may take to send its body."""
+    max_bodies: int = 1024
+    """Bodies being read at once; beyond it the one that has taken longest gives way."""
     max_in_flight: int = 256
     default_max_tokens: int = 1024
     """Longest answer to a request without `max_tokens`: workers promise KV room for the whole

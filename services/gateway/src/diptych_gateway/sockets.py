@@ -21,11 +21,18 @@ from starlette.types import Message, Receive, Scope, Send
 from diptych_contracts.errors import DiptychError, InvalidRequest
 from diptych_contracts.ids import RequestId
 from diptych_gateway.admitting import admitted
+from diptych_gateway.bodies import ABSENT
 from diptych_gateway.delivering import deliver
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival
+from diptych_gateway.intake import Intake
 from diptych_gateway.reading import wants_resume
-from diptych_gateway.response_bodies import CreateFrame, decode_create, decode_frame_kind
+from diptych_gateway.response_bodies import (
+    CreateFrame,
+    decode_create,
+    decode_frame_kind,
+    decode_text,
+)
 from diptych_gateway.response_checking import check_frame
 from diptych_gateway.response_events import ResponseEvents
 from diptych_gateway.response_writing import FrameWriter, error_frame
@@ -39,6 +46,8 @@ MAX_IN_FLIGHT = 16
 """Turns that have begun or wait in their lane, of all lanes together."""
 MAX_REMEMBERED = 32
 _LANE = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
+_LANE_BYTES = 2048
+"""More than the longest name, every letter escaped."""
 _GOING_AWAY = 1001
 
 log = logger(__name__)
@@ -52,6 +61,7 @@ class ResponsesSocket:
 
     admission: Admission
     turns: Turns
+    intake: Intake
     new_id: Callable[[], RequestId]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,6 +92,13 @@ class _Memory:
             del self.known[response_id]
 
 
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    frame: CreateFrame
+    size: int
+    """Characters it came in."""
+
+
 class _Connection:
     """One client's socket."""
 
@@ -102,7 +119,7 @@ class _Connection:
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         self._context = propagate.extract(headers)
         self._settings = socket.turns.generations.settings
-        self._waiting: dict[Lane, deque[CreateFrame]] = {}
+        self._waiting: dict[Lane, deque[_Frame]] = {}
         self._lanes: set[str] = set()
         self._memory = _Memory()
         self._streams: set[AnswerStream] = set()
@@ -144,12 +161,14 @@ class _Connection:
         """Put one frame into its lane, or say what is wrong with it."""
         lane: Lane = None
         try:
-            kind = decode_frame_kind(_text(message))
+            text = _text(message)
+            judged = self._socket.intake.judged
+            kind = await judged(len(text), partial(decode_frame_kind, text))
             lane = _lane(kind.stream_id)
             if kind.type != "response.create":
-                text = f"'type': expected 'response.create', saw {kind.type[:80]!r}"
-                raise InvalidRequest(text, param="type")
-            frame = decode_create(_text(message))
+                error = f"'type': expected 'response.create', saw {kind.type[:80]!r}"
+                raise InvalidRequest(error, param="type")
+            frame = _Frame(await judged(len(text), partial(decode_create, text)), len(text))
             self._admit(lane)
         except DiptychError as err:
             await self._say(error_frame(from_error(err), stream_id=lane))
@@ -182,7 +201,7 @@ class _Connection:
             try:
                 await self._turn(frame, lane)
             except DiptychError as err:
-                self._memory.evict(frame.previous_response_id, lane)
+                self._memory.evict(frame.frame.previous_response_id, lane)
                 await self._say(error_frame(from_error(err), stream_id=lane))
             except Exception:
                 log.exception("turn_crashed")
@@ -195,11 +214,13 @@ class _Connection:
         if self._waiting.get(lane) is waiting:
             del self._waiting[lane]
 
-    async def _turn(self, frame: CreateFrame, lane: Lane) -> None:
+    async def _turn(self, asked: _Frame, lane: Lane) -> None:
         turns = self._socket.turns
         now_s = turns.generations.now_s
         arrived_s = now_s()
-        call = check_frame(frame, resume=self._resume)
+        frame = asked.frame
+        judge = partial(check_frame, frame, resume=self._resume)
+        call = await self._socket.intake.judged(asked.size, judge)
         came = Arrival(self._socket.new_id(), arrived_s, self._context, self._abort)
         local = self._memory.pasts()
         with admitted(self._socket.admission, now_s):
@@ -283,12 +304,15 @@ def _text(message: Message) -> str:
     return text
 
 
-def _lane(stream_id: Any) -> Lane:
-    if stream_id is None:
+def _lane(stream_id: msgspec.Raw) -> Lane:
+    if stream_id == ABSENT:
         return None
-    if isinstance(stream_id, str) and _LANE.fullmatch(stream_id):
-        return stream_id
-    shown = msgspec.json.encode(stream_id).decode()[:60]
+    data = bytes(stream_id)
+    if len(data) <= _LANE_BYTES and data.startswith(b'"'):
+        lane = decode_text(stream_id, at="stream_id")
+        if _LANE.fullmatch(lane):
+            return lane
+    shown = data[:60].decode("utf-8", "replace")
     raise InvalidRequest(
         "'stream_id': expected 1 to 256 letters, digits, underscores, hyphens or periods, "
         f"saw {shown}",

@@ -7,11 +7,12 @@ from time import time
 
 import msgspec
 
-from diptych_contracts.errors import InvalidRequest, Transient
+from diptych_contracts.errors import ContextOverflow, InvalidRequest, Transient
 from diptych_contracts.journal import End, EndReason
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
 from diptych_gateway.archive import Archive, deltas
+from diptych_gateway.checking import check_count
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
 from diptych_gateway.models import Models, ServedModel
@@ -25,6 +26,8 @@ from diptych_text.answer import AnswerText
 
 MAX_TURNS = 512
 """Longest chain of responses that is followed: each is one read of the bucket."""
+MAX_HISTORY_CHARS = 4_000_000
+"""Longest conversation that is put together: no template renders more."""
 _ARCHIVE_S = 2.0
 """How long a last event waits for its response to be archived; then it goes out anyhow."""
 
@@ -184,6 +187,7 @@ class Turns:
         if last is not None and last in local:
             return local[last]
         turns: list[History] = []
+        messages = chars = 0
         wanted = last
         while wanted is not None:
             if len(turns) == MAX_TURNS:
@@ -191,6 +195,12 @@ class Turns:
                 raise InvalidRequest(text, param="previous_response_id")
             stored = await self._previous(wanted)
             turns.append((*(stored.history or ()), *stored.input, *said(stored.answer)))
+            messages += len(turns[-1])
+            chars += sum(len(message.text) for message in turns[-1])
+            check_count(messages, "messages in a conversation", param="previous_response_id")
+            if chars > MAX_HISTORY_CHARS:
+                text = f"the conversation has more than {MAX_HISTORY_CHARS} characters"
+                raise ContextOverflow(text, param="previous_response_id")
             wanted = stored.previous_response_id if stored.history is None else None
         return Past(tuple(message for turn in reversed(turns) for message in turn))
 
@@ -232,7 +242,7 @@ class Turns:
             store=call.store,
             background=call.background,
             service_tier="flex" if body.service_tier == "flex" else "default",
-            metadata=tuple((body.metadata or {}).items()),
+            metadata=tuple(call.metadata.items()),
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
         )

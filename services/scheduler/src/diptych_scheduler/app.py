@@ -2,8 +2,9 @@
 
 from diptych_chassis.running import Member
 from diptych_policy.fleet import Fleet
+from diptych_policy.limits import Limits
 from diptych_policy.liveness import Liveness
-from diptych_policy.recovery import Ledger, Limits
+from diptych_policy.recovery import Ledger
 from diptych_scheduler.service import Scheduler
 from diptych_scheduler.settings import SchedulerSettings
 

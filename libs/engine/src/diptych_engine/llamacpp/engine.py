@@ -60,6 +60,7 @@ class LlamaCppEngine:
             eos_ids=card.eos_ids,
             step_tokens=settings.step_tokens,
             prefix_sequences=settings.prefix_sequences,
+            prefix_tokens=settings.prefix_cells,
         )
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
