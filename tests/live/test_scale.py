@@ -107,6 +107,7 @@ class Load:
             question = QUESTIONS[number % len(QUESTIONS)]
             self._begun.append(begun := asyncio.Event())
             task = asyncio.create_task(stream(self._up, question, self._n_tokens, begun))
+            task.add_done_callback(lambda _, begun=begun: begun.set())
             self._running.append((question, task))
 
     async def begun(self) -> None:

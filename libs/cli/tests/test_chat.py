@@ -70,10 +70,10 @@ def scripted() -> Iterator[Scripted]:
 
 def test_one_question_is_one_answer(scripted: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
     usage = chunk(usage={"completion_tokens": 2})
-    scripted.answers = [(200, chunk("Hel") + chunk("lo\x1b[2J") + usage + "data: [DONE]\n\n")]
+    scripted.answers = [(200, chunk("Hi, ") + chunk("you\x1b[2J") + usage + "data: [DONE]\n\n")]
     assert chat.chat(scripted.server, OPTIONS, "Hi?") == 0
     out, err = capsys.readouterr()
-    assert out == "Hello[2J\n"
+    assert out == "Hi, you[2J\n"
     assert "2 tokens" in err
     (asked,) = scripted.asked
     assert asked["model"] == "m"
