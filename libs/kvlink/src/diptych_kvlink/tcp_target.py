@@ -156,8 +156,8 @@ class TcpTarget:
                 self._threads.add(thread)
                 thread.start()
         if not welcome:
-            stream.close()
             log.warning("kv link: too many unknown connections; %s is cut off", peer)
+            stream.close()
 
     def _serve(self, stream: TcpStream, peer: str) -> None:
         who = peer
