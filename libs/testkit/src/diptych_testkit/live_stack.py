@@ -21,6 +21,8 @@ GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
 MODEL = "smollm2-135m"
 READY_S = 60.0
 STOP_S = 15.0
+KNOWN_S = 0.5
+"""A scheduler counts on a worker from its first ready beat on: some beats after it is ready."""
 
 
 def gguf_path() -> Path:
@@ -163,12 +165,13 @@ class LiveStack:
         self.wait_for_model()
 
     def wait_for_model(self, timeout_s: float = READY_S) -> None:
-        """Wait until the gateway lists the model."""
+        """Wait until the gateway lists the model and the scheduler knows the workers."""
         give_up_s = time.monotonic() + timeout_s
         while MODEL not in self._models():
             if time.monotonic() > give_up_s:
                 raise AssertionError("the gateway does not list the model")
             time.sleep(0.05)
+        time.sleep(KNOWN_S)
 
     def _models(self) -> str:
         try:
