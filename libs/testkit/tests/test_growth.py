@@ -6,9 +6,7 @@ from diptych_testkit.growth import MB, Sample, growth
 def run(minutes: int, mb_at: list[float]) -> list[Sample]:
     """A sample every ten seconds at 50 requests/s; `mb_at` repeats its last value."""
     return [
-        Sample(
-            at_s=10.0 * n, requests=500 * n, rss_bytes=int(mb_at[min(n, len(mb_at) - 1)] * MB)
-        )
+        Sample(at_s=10.0 * n, requests=500 * n, rss_bytes=int(mb_at[min(n, len(mb_at) - 1)] * MB))
         for n in range(6 * minutes + 1)
     ]
 
