@@ -9,7 +9,7 @@ from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
 from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
-from diptych_contracts.requests import RequestRecord
+from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.responses import Attended
 from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
 from diptych_policy.fleet import Fleet
@@ -88,7 +88,7 @@ class Scheduler:
         await bus.subscribe(subjects.ATTENDED, self._on_attended)
         await self._cached.listen()
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
-        await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record)
+        await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record, final=_closed)
 
     # What arrives
 
@@ -163,3 +163,8 @@ class Scheduler:
     def current(self, request_id: RequestId, attempt: int) -> bool:
         """Whether an attempt is still meant to run."""
         return self._ledger.current(request_id, attempt)
+
+
+def _closed(record: RequestRecord) -> bool:
+    """Whether nobody needs to remember it: the bucket does, for the resume window."""
+    return record.state is RecordState.CLOSED
