@@ -119,6 +119,15 @@ class TransferMetrics:
             "link",
         )
         self.outcomes = counter("kv_transfers_total", "Transfers ended.", "link", "outcome")
+        self.refused = counter(
+            "kv_refused_total",
+            "Reservations and hand-offs that the decode worker refused, by reason.",
+            "reason",
+        )
+        self.slots = gauge("kv_transfer_slots", "Block slots in all.")
+        self.slots_quarantined = gauge(
+            "kv_transfer_slots_quarantined", "Slots of ended tickets that somebody may still touch."
+        )
         self.slots_used = gauge("kv_transfer_slots_used", "Block slots held by tickets.")
         self.duration = histogram(
             "kv_transfer_duration_seconds",

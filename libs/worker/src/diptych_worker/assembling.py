@@ -170,7 +170,9 @@ async def run_worker(
             transfer_s=settings.transfer_s,
             now_s=member.now_s,
         ),
-        take_over=TakeOver(incoming, admission, spec.fingerprint, now_s=member.now_s),
+        take_over=TakeOver(
+            incoming, admission, spec.fingerprint, metrics=metrics, now_s=member.now_s
+        ),
         blocks=blocks,
         register=Register(member.bus, registration, card),
         device=device,

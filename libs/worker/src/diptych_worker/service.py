@@ -140,12 +140,10 @@ class Worker:
             return True, []
         generation = job.generation
         match job:
-            case DecodeJob() if self._take_over.promised(job.transfer_id):
-                return False, self._take_over.claim(job)
             case DecodeJob():
-                if not self._admission.past(*key):
-                    raise Refused(RefusalReason.UNKNOWN_TICKET, job.transfer_id)
-                return True, []
+                if self._admission.past(*key):
+                    return True, []
+                return False, self._take_over.claim(job)
             case PrefillJob():
                 admitted = self._admission.admit(*key, context_tokens(generation), may_wait=True)
             case GenerateJob():
