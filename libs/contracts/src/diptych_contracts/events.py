@@ -41,6 +41,17 @@ class MemberLost(Message, frozen=True, kw_only=True, tag="member_lost.1"):
     silent_ms: int
 
 
+class MemberDrained(Message, frozen=True, kw_only=True, tag="member_drained.1"):
+    """A process that was asked to stop takes nothing more and holds nothing more: it leaves."""
+
+    member: Incarnation
+    service: str
+    took_ms: int
+    """Since it was asked."""
+    left: int = 0
+    """What it handed back unfinished because its time to drain was over."""
+
+
 class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.1"):
     """A message that could not be processed."""
 
@@ -49,4 +60,6 @@ class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.1"):
     payload: bytes
 
 
-LifeCycleEvent = RequestQueued | RequestRouted | RequestEnded | MemberJoined | MemberLost
+LifeCycleEvent = (
+    RequestQueued | RequestRouted | RequestEnded | MemberJoined | MemberLost | MemberDrained
+)

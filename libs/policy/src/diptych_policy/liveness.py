@@ -53,6 +53,7 @@ class Liveness:
         self._grace_s = grace_s
         self._own_seen_s: float | None = None
         self._patient_from_s: dict[Incarnation, float] = {}
+        self._left_s: dict[Incarnation, float] = {}
         self._judging_since_s: float | None = None
         self._last_tick_s: float | None = None
         self.judged_s = 0.0
@@ -86,12 +87,24 @@ class Liveness:
         found = member not in self._patient_from_s
         if found and not ready:
             return []
+        self._left_s.pop(member, None)
         self._patient_from_s[member] = max(now_s, self._patient_from_s.get(member, now_s))
         return [MemberFound(member)] if found else []
 
-    def left(self, member: Incarnation) -> None:
+    def left(self, member: Incarnation, *, now_s: float) -> None:
         """A member said that it goes: its silence is no loss."""
-        self._patient_from_s.pop(member, None)
+        if self._patient_from_s.pop(member, None) is not None:
+            self._left_s[member] = now_s
+
+    def departed(self, *, now_s: float) -> list[Incarnation]:
+        """Those that said they go and are silent since: what they still held is lost with them.
+
+        A worker whose registration has only expired beats on, and is found again.
+        """
+        gone = [m for m, left_s in self._left_s.items() if now_s - left_s > self._silence_s]
+        for member in gone:
+            del self._left_s[member]
+        return gone
 
     def tick(self, *, now_s: float) -> list[MemberLost]:
         """Time has passed; call at least every `own_fresh_s`."""

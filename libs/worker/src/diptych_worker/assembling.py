@@ -177,6 +177,7 @@ async def run_worker(
         register=Register(member.bus, registration, card),
         device=device,
         metrics=metrics,
+        role=role,
     )
     worker = Worker(member, parts, drain_s=settings.drain_s)
     engine.start(news.heard)

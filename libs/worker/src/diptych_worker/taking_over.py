@@ -92,9 +92,29 @@ class TakeOver:
         )
 
     @property
+    def slots_total(self) -> int:
+        """All transfer slots."""
+        return self._incoming.slots_total
+
+    @property
     def slots_used(self) -> int:
         """Transfer slots that cannot be given to a new ticket."""
         return self._incoming.slots_used
+
+    @property
+    def slots_quarantined(self) -> int:
+        """Of these, slots of ended tickets that somebody may still touch."""
+        return self._incoming.slots_quarantined
+
+    @property
+    def obstacle(self) -> str:
+        """Why no ticket could be given; empty if one could."""
+        if self.slots_used < self.slots_total:
+            return ""
+        return (
+            f"all {self.slots_total} KV transfer slots are in use "
+            f"({self.slots_quarantined} in quarantine)"
+        )
 
     def claim(self, job: DecodeJob) -> list[KvBlock]:
         """The blocks of `job`, verified.

@@ -3,7 +3,8 @@
 import asyncio
 import time
 
-from diptych_bus.port import Delivery, Gone, Kept
+from diptych_bus.port import Delivery, Gone, Kept, Subscription
+from diptych_chassis.draining import Drain
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
@@ -13,6 +14,7 @@ from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.responses import Attended
 from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
 from diptych_policy.fleet import Fleet
+from diptych_policy.leaving import may_leave
 from diptych_policy.lifecycle import (
     AnswersAttended,
     Event,
@@ -32,6 +34,8 @@ from diptych_scheduler.settings import SchedulerSettings
 from diptych_telemetry import logger
 
 log = logger("scheduler")
+
+SERVICE = "scheduler"
 
 
 class Scheduler:
@@ -53,9 +57,11 @@ class Scheduler:
         self._liveness = liveness
         self._settings = settings
         self._journals = Journals(member.bus, ledger, self.tell)
+        self._replicas: set[Incarnation] = set()
+        """Other schedulers that serve: they adopt what this one leaves behind."""
 
     async def run(self) -> None:
-        """Serve until told to stop; what is still live then is adopted by another replica."""
+        """Serve until told to stop; then finish what is live, or hand it over."""
         async with asyncio.TaskGroup() as tasks:
             self._performer = Performer(
                 self, self._bus, self._journals, tasks, self._settings.job_answer_s
@@ -72,14 +78,23 @@ class Scheduler:
                 working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
                 self._member.ready(True)
                 await self._member.stopping.wait()
-                self._member.ready(False, "stopping")
-                await pulling.close()
-                await self._performer.settle(timeout_s=2.0)
+                await self._drain(pulling)
                 for task in working:
                     task.cancel()
             finally:
                 self._cached.stop()
                 self._performer.abandon()
+
+    async def _drain(self, pulling: Subscription) -> None:
+        """Take nothing more, and stay only as long as nobody else could answer for what is live."""
+        drain = Drain(self._member, self._settings.drain_s)
+        self._replicas.clear()  # who counted on whom leaves nobody: only who beats from now on
+        await pulling.close()
+        while not may_leave(len(self._ledger), self._replicas, left_s=drain.left_s):
+            drain.tell(len(self._ledger))
+            await asyncio.sleep(self._settings.tick_s)
+        await self._performer.settle(timeout_s=2.0)
+        await drain.done(left=0 if self._replicas else len(self._ledger))
 
     async def _listen(self) -> None:
         bus = self._bus
@@ -102,6 +117,8 @@ class Scheduler:
     def _on_beat(self, delivery: Delivery) -> None:
         beat: Beat = delivery.decode(Beat)
         now_s = self._member.now_s()
+        if beat.service == SERVICE and beat.member != self._member.incarnation:
+            (self._replicas.add if beat.ready else self._replicas.discard)(beat.member)
         if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
             now_s = self._member.beat_sent_s(beat.count) or 0.0
         for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
@@ -120,7 +137,7 @@ class Scheduler:
         if isinstance(change, Gone):
             worker = Incarnation(change.key)
             self._fleet.unregister(worker)
-            self._liveness.left(worker)
+            self._liveness.left(worker, now_s=self._member.now_s())
             self._fleet.lost(worker)
         else:
             self._fleet.register(change.value)
@@ -146,6 +163,8 @@ class Scheduler:
                 event = MemberLost(member=lost.member, silent_ms=round(lost.silent_s * 1000))
                 self._performer.announce(event, f"{lost.member}.lost")
                 self._lose(lost.member)
+            for member in self._liveness.departed(now_s=now_s):
+                self._lose(member)
             for owner in self._ledger.peers():
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
@@ -153,6 +172,7 @@ class Scheduler:
             await self._journals.unfollow_idle(self._liveness.alive)
 
     def _lose(self, member: Incarnation) -> None:
+        self._replicas.discard(member)
         self._fleet.lost(member)
         self.tell(MemberWasLost(member))
 
