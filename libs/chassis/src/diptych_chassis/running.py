@@ -171,6 +171,7 @@ async def _serve(member: Member, serve: Serve) -> None:
 async def _serve_probes(member: Member) -> None:
     async def probe() -> None:
         member.vitals.probe_served(time.monotonic())
+        metrics.process().tasks.set(len(asyncio.all_tasks()))
 
     await every(_PROBE_PERIOD_S, probe)
 

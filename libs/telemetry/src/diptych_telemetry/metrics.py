@@ -56,6 +56,7 @@ class ProcessMetrics:
     def __init__(self) -> None:
         self.ready = gauge("ready", "1 while the process serves.")
         self.bus_connected = gauge("bus_connected", "1 while the bus is there.")
+        self.tasks = gauge("tasks", "Tasks of the service's event loop.")
         self.beats = counter("beats_total", "Signs of life sent.")
 
 
@@ -100,6 +101,10 @@ class SchedulerMetrics:
         self.refused = counter("scheduler_refused_total", "Jobs refused by workers.", "reason")
         self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
         self.adoptions = counter("scheduler_adoptions_total", "Records taken over.")
+        self.members_lost = counter("scheduler_members_lost_total", "Members declared dead.")
+        self.false_alarms = counter(
+            "scheduler_false_alarms_total", "Members declared dead that were only silent."
+        )
         self.workers = gauge("scheduler_workers", "Workers believed alive.", "role")
         self.route_duration = histogram(
             "scheduler_route_duration_seconds",

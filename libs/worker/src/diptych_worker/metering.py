@@ -4,12 +4,16 @@ from diptych_contracts.fleet import WorkerLoad
 from diptych_contracts.jobs import RefusalReason
 from diptych_engine.port import EngineSpec, Phase, StepReport
 from diptych_kvlink.verifying import Mismatch
-from diptych_telemetry.metrics import transfers
+from diptych_telemetry.metrics import power, transfers
 from diptych_telemetry.worker_metrics import steps, vllm
 from diptych_worker.attempts import Attempt
 
 REFUSALS = (*RefusalReason, *Mismatch)
 """Known from the start, so that an alert sees the first one."""
+
+
+_DEVICE = "0"
+"""A worker computes on one."""
 
 
 class WorkerMetrics:
@@ -20,6 +24,8 @@ class WorkerMetrics:
         self._model = vllm(model)
         self._steps = steps()
         self._transfers = transfers()
+        self._power = power()
+        self._energy_j = 0.0
         for reason in REFUSALS:
             self._transfers.refused.labels(reason)
         block_tokens = spec.layout.block_tokens
@@ -33,6 +39,15 @@ class WorkerMetrics:
         self._model.waiting.set(load.waiting)
         self._model.kv_usage_frac.set(load.kv_tokens_used / self._kv_tokens)
         self._transfers.slots_used.set(load.transfer_slots_used)
+        self._watts(load)
+
+    def _watts(self, load: WorkerLoad) -> None:
+        source = load.energy_source
+        self._power.power.labels(_DEVICE, source).set(load.power_w)
+        self._power.cap.labels(_DEVICE).set(load.cap_w)
+        grown_j = max(0.0, load.energy_j - self._energy_j)
+        self._power.energy.labels(_DEVICE, source).inc(grown_j)
+        self._energy_j += grown_j
 
     def step(self, report: StepReport) -> None:
         """An engine step was computed."""

@@ -29,6 +29,7 @@ from diptych_policy.recovery import Ledger
 from diptych_scheduler.cached_blocks import CachedBlocks
 from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
+from diptych_scheduler.metering import Metering
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_telemetry import logger
@@ -56,6 +57,7 @@ class Scheduler:
         self._ledger = ledger
         self._liveness = liveness
         self._settings = settings
+        self._metering = Metering()
         self._journals = Journals(member.bus, ledger, self.tell)
         self._replicas: set[Incarnation] = set()
         """Other schedulers that serve: they adopt what this one leaves behind."""
@@ -109,9 +111,11 @@ class Scheduler:
 
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
+        self._metering.heard(event)
         effects = self._ledger.handle(
             event, now_s=self._liveness.judged_s, unix_ms=time.time_ns() // 1_000_000
         )
+        self._metering.ordered(effects)
         self._performer.order(effects)
 
     def _on_beat(self, delivery: Delivery) -> None:
@@ -123,6 +127,7 @@ class Scheduler:
             now_s = self._member.beat_sent_s(beat.count) or 0.0
         for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
             self._fleet.found(found.member)
+            self._metering.found(found.member)
             self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
             self.tell(MemberWasFound(found.member))
 
@@ -160,6 +165,7 @@ class Scheduler:
                 log.warning(
                     "member_lost", member=lost.member, silent_ms=round(lost.silent_s * 1000)
                 )
+                self._metering.lost(lost.member)
                 event = MemberLost(member=lost.member, silent_ms=round(lost.silent_s * 1000))
                 self._performer.announce(event, f"{lost.member}.lost")
                 self._lose(lost.member)
@@ -169,6 +175,7 @@ class Scheduler:
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
             self.tell(Ticked())
+            self._metering.now(self._ledger, self._fleet)
             await self._journals.unfollow_idle(self._liveness.alive)
 
     def _lose(self, member: Incarnation) -> None:
