@@ -103,7 +103,12 @@ async def _live(
 
 @contextlib.asynccontextmanager
 async def _joined(settings: ServiceSettings, name: str) -> AsyncIterator[JetStreamBus]:
-    connecting = JetStreamBus.connect(settings.nats_url, name=name, wait_s=settings.bus_wait_s)
+    connecting = JetStreamBus.connect(
+        settings.nats_url,
+        name=name,
+        wait_s=settings.bus_wait_s,
+        replicas=settings.stream_replicas,
+    )
     bus = await cancellable(connecting)
     try:
         yield bus
