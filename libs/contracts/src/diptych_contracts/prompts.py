@@ -1,0 +1,76 @@
+"""A long prompt: kept once in object bucket `prompts`, named by everybody who works on it.
+
+A message of the bus holds 3.9 MB; a prompt may be longer, and every job of every attempt would
+carry it again. The object is stored before its request and erased with it.
+"""
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Sequence
+
+from diptych_contracts.errors import Unverified
+from diptych_contracts.wire import Message
+
+MAX_INLINE_TOKENS = 65_536
+"""Longest prompt that its messages hold themselves: 64 to 320 KiB, by the size of its ids."""
+MAX_KNOWN_BLOCKS = 1024
+"""Blocks whose hashes a reference names: 9 KiB, 65,536 tokens. Whoever routes sees no more."""
+
+_WIDTHS = {1: "B", 2: "H", 4: "I"}
+
+
+class PromptRef(Message, frozen=True, kw_only=True, tag="prompt_ref.1"):
+    """Where a prompt is, and how to know it: object `name` holds its ids, `width` bytes each."""
+
+    name: str
+    tokens: int
+    width: int
+    """1, 2 or 4: unsigned, little-endian."""
+    digest: str
+    """SHA-256 of the object."""
+    model_base: str = ""
+    """`Fingerprint.base` of the model whose blocks are hashed."""
+    block_tokens: int = 0
+    block_hashes: tuple[int, ...] = ()
+    """Of its first full blocks (`policy.prefixes`): who has them cached is the better place."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the object."""
+        return self.tokens * self.width
+
+
+def packed(ids: Sequence[int]) -> tuple[int, bytes]:
+    """The width that holds every id, and `ids` in it."""
+    top = max(ids, default=0)
+    width = next(width for width in _WIDTHS if top < 1 << 8 * width)
+    return width, _swapped(array(_WIDTHS[width], ids)).tobytes()
+
+
+def unpacked(data: bytes, ref: PromptRef) -> Sequence[int]:
+    """The ids that `ref` names, out of its object.
+
+    Raises:
+        Unverified: `data` is something else.
+    """
+    digest = digest_of(data)
+    if len(data) != ref.n_bytes or digest != ref.digest or ref.width not in _WIDTHS:
+        raise Unverified(
+            f"prompt {ref.name}: expected {ref.n_bytes} bytes with digest {ref.digest:.12}, "
+            f"got {len(data)} with {digest:.12}"
+        )
+    ids = array(_WIDTHS[ref.width])
+    ids.frombytes(data)
+    return _swapped(ids)
+
+
+def digest_of(data: bytes) -> str:
+    """What `PromptRef.digest` says of `data`; 1 ms per MB."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _swapped(ids: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids
