@@ -148,11 +148,11 @@ class LiveRequests:
     def _close(self, live: LiveRequest, end: End) -> list[Effect]:
         self._forget(live)
         record = msgspec.structs.replace(live.record, state=RecordState.CLOSED, end=end)
-        request_id = record.request_id
+        request_id, prompt = record.request_id, live.request.prompt
         return [
             SaveRecord(record),
             Announce(request_id, RequestEnded(request_id=request_id, end=end), f"{request_id}.end"),
-            EraseRequest(request_id, record.request_seq),
+            EraseRequest(request_id, record.request_seq, prompt.name if prompt else ""),
         ]
 
     def _forget(self, live: LiveRequest) -> list[Effect]:

@@ -31,6 +31,7 @@ from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.metering import WorkerMetrics
+from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
 from diptych_worker.service import Parts, Worker
 from diptych_worker.settings import WorkerSettings
@@ -157,6 +158,7 @@ async def run_worker(
     news = EngineNews(
         member.bus, member.incarnation, device, metrics, blocks=blocks, now_s=member.now_s
     )
+    prompts = Prompts(member.bus, now_s=member.now_s)
     admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
     parts = Parts(
         engine=engine,
@@ -171,6 +173,7 @@ async def run_worker(
             now_s=member.now_s,
         ),
         take_over=TakeOver(incoming, admission, spec.fingerprint, now_s=member.now_s),
+        prompts=prompts,
         blocks=blocks,
         register=Register(member.bus, registration, card),
         device=device,
@@ -182,6 +185,7 @@ async def run_worker(
         await worker.run()
     finally:
         news.closed = True
+        await prompts.close()
         await asyncio.to_thread(engine.stop)  # before the links: it may be writing
         await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
         incoming.close()
