@@ -1,22 +1,29 @@
 import pytest
 
 from diptych_contracts.errors import Unverified
-from diptych_contracts.prompts import MAX_INLINE_TOKENS, PromptRef, digest_of, packed, unpacked
+from diptych_contracts.prompts import (
+    MAX_INLINE_TOKENS,
+    PromptRef,
+    compact,
+    digest_of,
+    packed,
+    unpacked,
+)
 from diptych_contracts.streams import MAX_MESSAGE_BYTES
 from diptych_contracts.wire import encode
 from diptych_testkit.builders import a_generation, a_request
 
 
-def a_ref(ids: tuple[int, ...]) -> tuple[PromptRef, bytes]:
-    width, data = packed(ids)
+def a_ref(ids: tuple[int, ...], vocab_size: int = 1000) -> tuple[PromptRef, bytes]:
+    width, data = packed(compact(vocab_size, ids))
     return PromptRef(name="r1", tokens=len(ids), width=width, digest=digest_of(data)), data
 
 
 @pytest.mark.parametrize(
     ("top", "width"), [(0, 1), (255, 1), (256, 2), (65_535, 2), (65_536, 4), (2**31 - 1, 4)]
 )
-def test_ids_take_the_bytes_the_largest_needs_and_come_back(top: int, width: int) -> None:
-    ref, data = a_ref((7, top, 0))
+def test_ids_take_the_bytes_any_of_the_model_needs_and_come_back(top: int, width: int) -> None:
+    ref, data = a_ref((7, top, 0), vocab_size=top + 1)
     assert (ref.width, len(data), ref.n_bytes) == (width, 3 * width, 3 * width)
     assert tuple(unpacked(data, ref)) == (7, top, 0)
 

@@ -41,11 +41,15 @@ class PromptRef(Message, frozen=True, kw_only=True, tag="prompt_ref.1"):
         return self.tokens * self.width
 
 
-def packed(ids: Sequence[int]) -> tuple[int, bytes]:
-    """The width that holds every id, and `ids` in it."""
-    top = max(ids, default=0)
-    width = next(width for width in _WIDTHS if top < 1 << 8 * width)
-    return width, _swapped(array(_WIDTHS[width], ids)).tobytes()
+def compact(vocab_size: int, ids: Sequence[int] = ()) -> "array[int]":
+    """`ids` of a model with `vocab_size` tokens, in the width that holds any of them."""
+    width = next(width for width in _WIDTHS if vocab_size <= 1 << 8 * width)
+    return array(_WIDTHS[width], ids)
+
+
+def packed(ids: "array[int]") -> tuple[int, bytes]:
+    """The width of `compact` ids, and the bytes of an object that holds them."""
+    return ids.itemsize, _little_endian(ids).tobytes()
 
 
 def unpacked(data: bytes, ref: PromptRef) -> Sequence[int]:
@@ -62,7 +66,7 @@ def unpacked(data: bytes, ref: PromptRef) -> Sequence[int]:
         )
     ids = array(_WIDTHS[ref.width])
     ids.frombytes(data)
-    return _swapped(ids)
+    return _little_endian(ids)
 
 
 def digest_of(data: bytes) -> str:
@@ -70,7 +74,8 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _swapped(ids: "array[int]") -> "array[int]":
+def _little_endian(ids: "array[int]") -> "array[int]":
     if sys.byteorder == "big":
+        ids = ids[:]
         ids.byteswap()
     return ids

@@ -9,7 +9,7 @@ from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import Generation
 from diptych_contracts.journal import End, EndReason, TokenEntry
-from diptych_contracts.prompts import PromptRef, digest_of, packed
+from diptych_contracts.prompts import PromptRef, compact, digest_of, packed
 from diptych_contracts.requests import Request
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.transfers import LinkEndpoint
@@ -39,7 +39,7 @@ def a_request(request_id: str = REQUEST, **changes: Any) -> Request:
 
 def by_reference(request: Request) -> tuple[Request, bytes]:
     """`request` as it is where its prompt is long, and the object that it names."""
-    width, data = packed(request.prompt_ids)
+    width, data = packed(compact(1000, request.prompt_ids))
     ref = PromptRef(
         name=request.request_id,
         tokens=request.prompt_tokens,

@@ -56,7 +56,9 @@ def read_card(settings: WorkerSettings) -> ModelCard:
     else:
         raise Permanent("no model: set MODEL_PATH to a GGUF file")
     limit = settings.context_tokens or card.context_tokens
-    context_tokens = min(limit, card.context_tokens, settings.kv_tokens)
+    # The simulated engine has learned nothing that a longer context could go beyond.
+    trained = limit if settings.engine == "sim" else card.context_tokens
+    context_tokens = min(limit, trained, settings.kv_tokens)
     return msgspec.structs.replace(card, context_tokens=context_tokens)
 
 
