@@ -25,7 +25,7 @@ def text(chars: int, name: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+def sim_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """A token per byte: 6 MB are six million tokens, far more than one message of the bus holds."""
     live = LiveStack(tmp_path_factory.mktemp("stack"), engine="sim")
     try:
@@ -42,9 +42,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 
 
 @pytest.fixture(scope="module")
-def second_url(stack: LiveStack) -> str:
+def second_url(sim_stack: LiveStack) -> str:
     port = free_port()
-    stack.start("gateway", PORT=str(port)).wait_ready()
+    sim_stack.start("gateway", PORT=str(port)).wait_ready()
     return f"http://127.0.0.1:{port}/v1"
 
 
@@ -67,8 +67,8 @@ async def gone(bus: JetStreamBus, bucket: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_a_prompt_of_128k_tokens_is_handed_over(stack: LiveStack) -> None:
-    async with client_of(stack.base_url) as client, objects(stack) as bus:
+async def test_a_prompt_of_128k_tokens_is_handed_over(sim_stack: LiveStack) -> None:
+    async with client_of(sim_stack.base_url) as client, objects(sim_stack) as bus:
         answer: Any = await client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": text(131_072 + 64, "long")}],
@@ -82,9 +82,9 @@ async def test_a_prompt_of_128k_tokens_is_handed_over(stack: LiveStack) -> None:
 
 
 async def test_six_megabytes_survive_previous_response_id_and_leave_nothing(
-    stack: LiveStack, second_url: str
+    sim_stack: LiveStack, second_url: str
 ) -> None:
-    async with client_of(stack.base_url) as one, client_of(second_url) as two:
+    async with client_of(sim_stack.base_url) as one, client_of(second_url) as two:
         ids: list[str] = []
         tokens: list[int] = []
         for number, client in enumerate((one, two, one)):
@@ -109,7 +109,7 @@ async def test_six_megabytes_survive_previous_response_id_and_leave_nothing(
         )
         third = await one.responses.retrieve(ids[2])
         assert again.output_text == third.output_text, "either gateway reads the same"
-        async with objects(stack) as bus:
+        async with objects(sim_stack) as bus:
             assert len(await bus.object_names(RESPONSE_PARTS)) == 4
             for response_id in (*ids, again.id):
                 await two.responses.delete(response_id)
@@ -117,8 +117,8 @@ async def test_six_megabytes_survive_previous_response_id_and_leave_nothing(
             await gone(bus, PROMPTS)
 
 
-async def test_a_socket_carries_a_conversation_of_megabytes(stack: LiveStack) -> None:
-    async with client_of(stack.base_url) as client:
+async def test_a_socket_carries_a_conversation_of_megabytes(sim_stack: LiveStack) -> None:
+    async with client_of(sim_stack.base_url) as client:
         options = {"max_size": None}
         async with client.responses.connect(websocket_connection_options=options) as connection:
             last: Any = None
@@ -138,8 +138,8 @@ async def test_a_socket_carries_a_conversation_of_megabytes(stack: LiveStack) ->
         assert last.usage.input_tokens > 2_800_000
 
 
-async def test_what_exceeds_the_context_is_refused_by_its_limit(stack: LiveStack) -> None:
-    async with client_of(stack.base_url) as client:
+async def test_what_exceeds_the_context_is_refused_by_its_limit(sim_stack: LiveStack) -> None:
+    async with client_of(sim_stack.base_url) as client:
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": text(7_400_000, "x")}]
@@ -149,12 +149,10 @@ async def test_what_exceeds_the_context_is_refused_by_its_limit(stack: LiveStack
 
 
 async def test_others_are_served_meanwhile_and_the_gateway_gives_its_memory_back(
-    stack: LiveStack,
+    sim_stack: LiveStack,
 ) -> None:
-    gateway = (
-        stack.processes[-2] if stack.processes[-1].service != "gateway" else stack.of("gateway")
-    )
-    async with client_of(stack.base_url) as client:
+    gateway = next(p for p in sim_stack.processes if p.service == "gateway")
+    async with client_of(sim_stack.base_url) as client:
 
         async def small() -> float:
             began_s = time.perf_counter()
@@ -181,6 +179,19 @@ async def test_others_are_served_meanwhile_and_the_gateway_gives_its_memory_back
             await task
         assert rss_bytes(gateway.popen.pid) - before < 64 * 1024 * 1024
         assert sorted(waits)[len(waits) // 2] < 1.0
+
+
+async def test_the_default_model_refuses_128k_tokens_by_its_limit(stack: LiveStack) -> None:
+    async with client_of(stack.base_url) as client:
+        began_s = time.perf_counter()
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(model=MODEL, input=text(600_000, "long"))
+        assert time.perf_counter() - began_s < 2.0
+        assert refused.value.code == "context_length_exceeded"
+        assert "context holds 8192 tokens" in str(refused.value)
+        async with objects(stack) as bus:
+            assert await bus.object_names(PROMPTS) == []
+            assert await bus.object_names(RESPONSE_PARTS) == []
 
 
 def rss_bytes(pid: int) -> int:

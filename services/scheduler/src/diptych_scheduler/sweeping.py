@@ -31,4 +31,4 @@ class PromptSweep:
 
     async def _found(self, name: str) -> Found:
         kept = await self._records.get(name)
-        return Found(name, kept.value.state if kept else None)
+        return Found(name, kept.value if kept else None)
