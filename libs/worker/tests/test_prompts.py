@@ -67,11 +67,11 @@ async def test_who_gives_up_does_not_take_it_from_the_others(store: Store) -> No
 
 
 async def test_what_is_kept_is_bounded_and_the_latest(store: Store) -> None:
-    held = store.prompts(cache_bytes=1000)
+    held = store.prompts(cache_bytes=2000)
     jobs = [await store.put(f"r{n}", (n,) * 400) for n in range(1, 4)]
     for job in (jobs[0], jobs[1], jobs[0], jobs[2]):
         await held.ids(job)
-    assert held.kept_bytes == 800
+    assert held.kept_bytes == 1600
     store.fetched.clear()
     await held.ids(jobs[0])
     await held.ids(jobs[1])
