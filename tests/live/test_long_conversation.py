@@ -186,7 +186,7 @@ async def test_the_default_model_refuses_128k_tokens_by_its_limit(stack: LiveSta
         began_s = time.perf_counter()
         with pytest.raises(openai.BadRequestError) as refused:
             await client.responses.create(model=MODEL, input=text(600_000, "long"))
-        assert time.perf_counter() - began_s < 2.0
+        assert time.perf_counter() - began_s < 5.0
         assert refused.value.code == "context_length_exceeded"
         assert "context holds 8192 tokens" in str(refused.value)
         async with objects(stack) as bus:
