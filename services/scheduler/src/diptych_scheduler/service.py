@@ -5,6 +5,7 @@ import time
 
 from diptych_bus.port import Delivery, Gone, Kept, Subscription
 from diptych_chassis.draining import Drain
+from diptych_chassis.repeating import every
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
@@ -32,6 +33,7 @@ from diptych_scheduler.journals import Journals
 from diptych_scheduler.metering import Metering
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.settings import SchedulerSettings
+from diptych_scheduler.sweeping import PromptSweep
 from diptych_telemetry import logger
 
 log = logger("scheduler")
@@ -77,7 +79,12 @@ class Scheduler:
                 pulling = await self._bus.pull(
                     SCHEDULERS, intake.take, paused=lambda: self._ledger.full
                 )
-                working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
+                sweep = PromptSweep(self._bus)
+                working = [
+                    tasks.create_task(intake.run()),
+                    tasks.create_task(self._tick()),
+                    tasks.create_task(every(self._settings.sweep_s, sweep.look)),
+                ]
                 self._member.ready(True)
                 await self._member.stopping.wait()
                 await self._drain(pulling)
