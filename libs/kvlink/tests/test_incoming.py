@@ -14,6 +14,7 @@ from diptych_contracts.cards import Fingerprint
 from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import BlockDigest
+from diptych_contracts.prompts import PromptRef
 from diptych_kvlink.presence import Presence
 from diptych_kvlink.verifying import checksum, context_salt
 
@@ -99,7 +100,12 @@ def test_blocks_that_are_not_the_tickets_fail_closed(reader: Any, spoil: Any) ->
 
 @pytest.mark.parametrize(
     "changes",
-    [{"tenant": "other"}, {"prompt_ids": (1, 2, 4)}, {"prompt_ids": (1, 2), "prefix_ids": (3,)}],
+    [
+        {"tenant": "other"},
+        {"prompt_ids": (1, 2, 4)},
+        {"prompt_ids": (1, 2), "prefix_ids": (3,)},
+        {"prompt": PromptRef(name="n", digest="d", tokens=3, width=2)},
+    ],
 )
 def test_another_tenants_or_prompts_job_is_refused(reader: Any, changes: Any) -> None:
     _, job = written(reader)

@@ -37,7 +37,8 @@ def context_salt(generation: Generation, model_base: str) -> int:
         generation: Whose context it is: prompt and delivered answer.
         model_base: `Fingerprint.base` of the model.
     """
-    names = (generation.tenant.encode(), model_base.encode())
+    named = generation.prompt.digest if generation.prompt is not None else ""
+    names = (generation.tenant.encode(), model_base.encode(), named.encode())
     known = hashlib.blake2b(digest_size=8)
     for name in names:
         known.update(len(name).to_bytes(8, "little") + name)
