@@ -92,7 +92,7 @@ class Unverified(DiptychError):
         reason: One word of a closed set, for counting.
     """
 
-    def __init__(self, message: str, *, reason: str = "unverified_kv") -> None:
+    def __init__(self, message: str = "", *, reason: str = "unverified_kv") -> None:
         super().__init__(message)
         self.reason = reason
 
