@@ -25,7 +25,7 @@ from diptych_bus.memory import MemoryBroker
 from diptych_bus.port import Bus, Delivery, Gone, JournalItem, Kept, Pulled
 from diptych_bus.server import NatsServer
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Conflict, Permanent, StoreFull, Transient
+from diptych_contracts.errors import BusAway, Conflict, Permanent, StoreFull
 from diptych_contracts.events import DeadLetter, MemberJoined
 from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId

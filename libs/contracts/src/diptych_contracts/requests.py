@@ -39,6 +39,7 @@ class Deadlines(Message, frozen=True, kw_only=True, tag="deadlines.1"):
     first_token_s: float = 60.0
     inter_token_s: float = 5.0
     total_s: float = 3600.0
+    transfer_s: float = 10.0
 
 
 class Request(Message, frozen=True, kw_only=True, tag="request.1"):

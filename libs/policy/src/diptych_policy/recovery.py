@@ -240,6 +240,8 @@ class Ledger(LiveRequests):
         if live is None or live.stage is Stage.CREATING:
             return []
         change = self._fold(live, event.part)
+        if change.new_ids and len(change.new_ids) == len(live.view.token_ids):
+            self._drains[live.request.priority_class].served(now_s=self._now_s)
         if change.end is not None:
             return self._close(live, change.end)
         if isinstance(event.part, AttemptFailed):

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from random import Random
@@ -10,9 +11,15 @@ import msgspec
 
 from diptych_bus.port import Bus
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, ContextOverflow, InvalidRequest, Transient
+from diptych_contracts.errors import (
+    BusAway,
+    ContextOverflow,
+    InvalidRequest,
+    StoreFull,
+    Transient,
+)
 from diptych_contracts.ids import Incarnation, RequestId
-from diptych_contracts.requests import Deadlines, Request
+from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
 from diptych_gateway.checking import Call
 from diptych_gateway.models import Models, ServedModel
@@ -35,7 +42,7 @@ class Identity:
     """Whose request it is, for the parts a call does not say."""
 
     gateway: Incarnation
-    deadlines: Deadlines
+    deadlines: Mapping[PriorityClass, Deadlines]
     default_max_tokens: int
     """Longest answer to a call that names no limit."""
 
@@ -95,7 +102,7 @@ class Acceptance:
                 stop=call.stop,
                 ignore_eos=call.ignore_eos,
             ),
-            deadlines=identity.deadlines,
+            deadlines=identity.deadlines[call.priority_class],
             forced=call.forced,
             resume=call.resume,
             background=call.background,
@@ -107,6 +114,7 @@ class Acceptance:
         """Have JetStream's word that it holds `request`, asking again with the same id.
 
         Raises:
+            StoreFull: there is no room; it is not stored.
             BusAway: there was none in `timeout_s`. It may be stored nevertheless, now or later:
                 whoever gives it up must mark it as cancelled.
         """
@@ -122,6 +130,8 @@ class Acceptance:
                     msg_id=request.request_id,
                     timeout_s=max(_PAUSE_S, min(left_s, _ATTEMPT_S)),
                 )
+            except StoreFull:
+                raise
             except Transient as err:
                 if deadline_s - clock() > _PAUSE_S:
                     await asyncio.sleep(_PAUSE_S)

@@ -218,7 +218,7 @@ class ChunkWriter:
 
     def failed(self, failure: ApiError) -> list[bytes]:
         """An error after the first byte; the connection's end follows it."""
-        return [b"data: " + failure.body + b"\n\n"]
+        return [b"data: " + failure.late_body + b"\n\n"]
 
     def _chunk(self, delta: Delta, *, finish_reason: str | None = None) -> Chunk:
         return Chunk(

@@ -6,9 +6,10 @@ from functools import partial
 from diptych_chassis.member import Member
 from diptych_contracts.ids import new_request_id
 from diptych_gateway.accepting import Acceptance, Identity
+from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
 from diptych_gateway.chat import ChatCompletions
-from diptych_gateway.generating import Generations, deadlines
+from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
 from diptych_gateway.keeping import Keeper
@@ -43,13 +44,16 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     in_flight = InFlight(now_s, records, keeper)
     resumption = Resumption(bus, me, in_flight=in_flight, keeper=keeper, now_s=now_s)
     admission = Admission(settings.max_in_flight)
+    deadlines = settings.deadlines().of
+    door = Door(bus=bus, admission=admission, deadlines=deadlines, now_s=now_s)
     generations = Generations(
         settings=settings,
-        identity=Identity(me, deadlines(settings), settings.default_max_tokens),
+        identity=Identity(me, deadlines, settings.default_max_tokens),
         now_s=now_s,
         acceptance=Acceptance(bus, models, executor=executor, rng=member.rng),
         in_flight=in_flight,
         keeper=keeper,
+        door=door,
     )
     turns = Turns(generations=generations, models=models, archive=archive, resumption=resumption)
     intake = Intake(
@@ -86,6 +90,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         archive=archive,
         resumption=resumption,
         admission=admission,
+        door=door,
         reasons=reasons,
         drain_s=settings.drain_s,
     )

@@ -10,7 +10,7 @@ from diptych_contracts.requests import Request
 from diptych_gateway.admitting import admitted
 from diptych_gateway.answers import ChunkWriter, Heading, completion
 from diptych_gateway.bodies import decode
-from diptych_gateway.checking import ChatCall, check
+from diptych_gateway.checking import ChatCall, check, likely_class
 from diptych_gateway.delivering import (
     EventStream,
     deliver,
@@ -45,7 +45,7 @@ class ChatCompletions:
         arrived_s = now_s()
         try:
             body = await self.intake.read(scope["headers"], receive)
-            with admitted(self.admission, now_s):
+            with admitted(self.admission, now_s, likely_class(body)):
                 call = await self.intake.judged(len(body), partial(_judge, body, scope))
                 await self._answer(call, arrival(scope, arrived_s=arrived_s), receive, send)
         except ClientGone:

@@ -14,6 +14,7 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.responses import StoredAnswer, StoredResponse
 from diptych_gateway.admitting import admitted
 from diptych_gateway.answers import DONE
+from diptych_gateway.checking import likely_class
 from diptych_gateway.delivering import EventStream, deliver, send_error, send_json, until_over
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, arrival, watched
@@ -77,7 +78,7 @@ class Responses:
         generations = self.turns.generations
         came = arrival(scope, arrived_s=generations.now_s())
         body = await self.intake.read(scope["headers"], receive)
-        with admitted(self.admission, generations.now_s):
+        with admitted(self.admission, generations.now_s, likely_class(body)):
             call = await self.intake.judged(len(body), partial(_judge, body, scope))
             async with self.turns.new(call, came) as turn:
                 await self._answer(turn, call, receive, send)

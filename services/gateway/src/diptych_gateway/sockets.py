@@ -223,7 +223,7 @@ class _Connection:
         call = await self._socket.intake.judged(asked.size, judge)
         came = Arrival(self._socket.new_id(), arrived_s, self._context, self._abort)
         local = self._memory.pasts()
-        with admitted(self._socket.admission, now_s):
+        with admitted(self._socket.admission, now_s, call.priority_class):
             if frame.generate is False:
                 stored, past = await turns.warm_up(call, came, local=local)
                 events = ResponseEvents(stored, stream_id=lane)

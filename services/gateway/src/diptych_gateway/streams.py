@@ -11,6 +11,7 @@ from typing import Protocol
 
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
+from diptych_contracts.requests import PriorityClass
 from diptych_gateway.errors import ApiError, from_end
 from diptych_gateway.metrics import ModelMetrics
 from diptych_gateway.patience import Patience
@@ -38,6 +39,9 @@ class Asked(Protocol):
 
     @property
     def deadline_unix_ms(self) -> int: ...
+
+    @property
+    def priority_class(self) -> PriorityClass: ...
 
 
 class AnswerStream:
@@ -72,6 +76,8 @@ class AnswerStream:
         """Whether a keep-alive is due."""
         self.gone = False
         """Whether the client has left."""
+        self.refused = False
+        """Whether JetStream said that it does not take the request: there is nothing to cancel."""
         self.first_token_s: float | None = None
         self._last_token_s = arrived_s
         self._view = RequestView(request.request_id)
@@ -171,8 +177,7 @@ class AnswerStream:
     def fail(self, failure: ApiError) -> None:
         """End it here, whatever the journal will say."""
         if self._failure is None and self.end is None:
-            if self.tokens:
-                failure.should_retry = False
+            failure.should_retry = not self.tokens
             self._failure = failure
             self.wake.set()
 

@@ -9,7 +9,7 @@ from opentelemetry.context import Context
 
 from diptych_bus.port import Bus, Kept, Pulled
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Conflict, Transient
+from diptych_contracts.errors import BusAway, Conflict, StoreFull, Transient
 from diptych_contracts.events import LifeCycleEvent
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import CancelDone, JobAnswer
@@ -96,6 +96,8 @@ class Performer:
         self._contexts: dict[RequestId, Context | None] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._abandoned = False
+        self.storage_full = False
+        """Whether the bucket of records takes none."""
 
     # In
 
@@ -114,6 +116,11 @@ class Performer:
         elif news:
             self._revisions[request_id] = kept.revision
         return news
+
+    def gone(self, request_id: RequestId) -> None:
+        """A record was deleted or has expired."""
+        self._revisions.pop(request_id, None)
+        self._contexts.pop(request_id, None)
 
     def order(self, effects: list[Effect]) -> None:
         """Perform `effects`, after what was ordered before for the same requests."""
@@ -204,7 +211,7 @@ class Performer:
     ) -> RequestRecord | None:
         request_id = record.request_id
         try:
-            revision = await _until_back(write)
+            revision = await self._until_written(write)
         except Conflict:
             kept = await _until_back(lambda: self._records.get(request_id))
             if kept is None:
@@ -213,6 +220,17 @@ class Performer:
             return None if kept.value == record else kept.value
         self._revisions[request_id] = max(revision, self._revisions.get(request_id, 0))
         return None
+
+    async def _until_written(self, write: Callable[[], Awaitable[int]]) -> int:
+        while True:
+            try:
+                revision = await write()
+            except Transient as err:
+                self.storage_full = isinstance(err, StoreFull)
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self.storage_full = False
+                return revision
 
     async def _adopt(self, record: RequestRecord) -> None:
         seen = await self._save(record)

@@ -4,10 +4,11 @@ import asyncio
 import time
 
 from diptych_bus.port import Delivery, Gone, Kept
+from diptych_chassis.repeating import every
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
-from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
+from diptych_contracts.fleet import Beat, QueueLoad, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.responses import Attended
@@ -32,6 +33,9 @@ from diptych_scheduler.settings import SchedulerSettings
 from diptych_telemetry import logger
 
 log = logger("scheduler")
+
+_QUEUE_S = 0.25
+"""How often gateways hear how long the queue is."""
 
 
 class Scheduler:
@@ -69,7 +73,10 @@ class Scheduler:
                 pulling = await self._bus.pull(
                     SCHEDULERS, intake.take, paused=lambda: self._ledger.full
                 )
-                working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
+                working = [
+                    tasks.create_task(work)
+                    for work in (intake.run(), self._tick(), every(_QUEUE_S, self._report_queue))
+                ]
                 self._member.ready(True)
                 await self._member.stopping.wait()
                 self._member.ready(False, "stopping")
@@ -129,6 +136,7 @@ class Scheduler:
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Gone):
+            self._performer.gone(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
         elif self._performer.is_news(change):
             self.tell(RecordSeen(change.value))
@@ -151,6 +159,16 @@ class Scheduler:
                     self._lose(owner)
             self.tell(Ticked())
             await self._journals.unfollow_idle(self._liveness.alive)
+
+    async def _report_queue(self) -> None:
+        load = QueueLoad(
+            scheduler=self._member.incarnation,
+            queued=self._ledger.queued,
+            max_queued=self._settings.max_queued,
+            storage_full=self._performer.storage_full,
+            classes=self._ledger.class_queues(),
+        )
+        await self._bus.publish(subjects.queue(self._member.incarnation), load)
 
     def _lose(self, member: Incarnation) -> None:
         self._fleet.lost(member)
