@@ -116,14 +116,12 @@ def test_what_would_be_served_too_late_is_refused_with_the_time_its_queue_takes(
 ) -> None:
     admission = Admission(10)
     heard(admission, waiting, gap_s, **load)
+    late = obstacle is Obstacle.TOO_LATE
     found = admission.in_time(STANDARD, first_token_s=60.0, now_s=1.0)
-    assert found == (
-        None
-        if obstacle is None
-        else Declined(
-            obstacle, retry_after_s, waiting + 1.0 if obstacle is Obstacle.TOO_LATE else 0
-        )
-    )
+    expected = None
+    if obstacle is not None:
+        expected = Declined(obstacle, retry_after_s, waiting + 1.0 if late else 0.0)
+    assert found == expected
     assert admission.in_time(STANDARD, first_token_s=60.0, now_s=2.1) is None, "the report is old"
 
 

@@ -71,6 +71,11 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
         """Its id as clients see it."""
         return response_id(self.request_id)
 
+    @property
+    def answer_id(self) -> str:
+        """The same."""
+        return self.response_id
+
 
 class Attended(Message, frozen=True, kw_only=True, tag="attended.1"):
     """Clients of `reader` read these answers now; said again every few seconds while they do."""

@@ -170,9 +170,11 @@ class LiveRequests:
         live.to(Stage.ENDING, now_s=self._now_s)
         return [SaveRecord(live.record), *cancels, PublishEnd(live.record.gateway, end)]
 
-    def _close(self, live: LiveRequest, end: End) -> list[Effect]:
+    def _close(self, live: LiveRequest, end: End, end_seq: int) -> list[Effect]:
         self._forget(live)
-        record = msgspec.structs.replace(live.record, state=RecordState.CLOSED, end=end)
+        record = msgspec.structs.replace(
+            live.record, state=RecordState.CLOSED, end=end, journal_end_seq=end_seq
+        )
         request_id = record.request_id
         return [
             SaveRecord(record),

@@ -9,6 +9,7 @@ from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
 from diptych_gateway.chat import ChatCompletions
+from diptych_gateway.chat_resuming import ChatResumption
 from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
@@ -62,8 +63,20 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         max_bytes=settings.max_body_bytes,
         timeout_s=settings.body_s,
     )
+    chat_resumption = ChatResumption(
+        bus=bus,
+        admission=admission,
+        generations=generations,
+        models=models,
+        resumption=resumption,
+    )
     generating = Generating(
-        chat=ChatCompletions(admission=admission, generations=generations, intake=intake),
+        chat=ChatCompletions(
+            admission=admission,
+            generations=generations,
+            intake=intake,
+            resumption=chat_resumption,
+        ),
         responses=Responses(admission=admission, turns=turns, records=records, intake=intake),
         socket=ResponsesSocket(
             admission=admission,

@@ -100,7 +100,7 @@ class Generations:
                     answer_id = await prepare(request, served)
                 except StoreFull as err:
                     raise self.door.not_stored(err, request.priority_class) from err
-                stream = self.stream(request, served.codec, arrival)
+                stream = self.stream(request, served.codec, arrival, stop=request.stopping.stop)
                 held.enter_context(self.in_flight.holding(stream))
                 await self._store(request, served, stream)
                 held.enter_context(self.keeper.reading(request.request_id))
@@ -117,9 +117,10 @@ class Generations:
         request, _ = await self.acceptance.request(call, arrival.request_id, identity=self.identity)
         return request
 
-    def stream(self, request: Asked, codec: TextCodec, arrival: Arrival) -> AnswerStream:
+    def stream(
+        self, request: Asked, codec: TextCodec, arrival: Arrival, *, stop: tuple[str, ...] = ()
+    ) -> AnswerStream:
         """The way out of an answer to `request`."""
-        stop = request.stopping.stop if isinstance(request, Request) else ()
         return AnswerStream(
             request,
             text=AnswerText(codec, stop),

@@ -19,7 +19,7 @@ from diptych_gateway.delivering import EventStream, deliver, send_error, send_js
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, arrival, watched
 from diptych_gateway.intake import Intake
-from diptych_gateway.reading import ClientGone, wants_resume
+from diptych_gateway.reading import ClientGone, flag, wants_resume
 from diptych_gateway.records import Records
 from diptych_gateway.response_bodies import decode_response
 from diptych_gateway.response_checking import ResponseCall, check_response
@@ -221,8 +221,8 @@ def query(scope: Scope) -> Wanted:
         InvalidRequest: names the parameter.
     """
     given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-    stream = _flag(given.pop("stream", "false"), "stream")
-    _flag(given.pop("include_obfuscation", "false"), "include_obfuscation")
+    stream = flag(given.pop("stream", "false"), "stream")
+    flag(given.pop("include_obfuscation", "false"), "include_obfuscation")
     last_seen = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
     after = given.pop("starting_after", last_seen)
     if given:
@@ -235,15 +235,6 @@ def query(scope: Scope) -> Wanted:
         text = "'starting_after' is only allowed together with 'stream=true'"
         raise InvalidRequest(text, param="starting_after")
     return Wanted(stream, int(after) if after else -1)
-
-
-def _flag(value: str, name: str) -> bool:
-    match value.lower():
-        case "true":
-            return True
-        case "false":
-            return False
-    raise InvalidRequest(f"'{name}': expected true or false, saw {value[:40]!r}", param=name)
 
 
 def _cancelled(turn: Turn) -> bool:

@@ -105,9 +105,9 @@ class AnswerStream:
         return len(self._view.token_ids)
 
     @property
-    def last_index(self) -> int:
-        """Index of the last token whose text was taken; -1 before the first."""
-        return self._taken - 1
+    def has_gap(self) -> bool:
+        """Whether tokens wait for earlier ones."""
+        return self._view.has_gap
 
     @property
     def failure(self) -> ApiError | None:
@@ -155,7 +155,9 @@ class AnswerStream:
         return self._finished or (self._failure is not None and self._taken == self.tokens)
 
     def texts(self) -> Iterator[tuple[int, str]]:
-        """What can be shown since the last call: one piece per token that yields text.
+        """What can be shown since the last call: one piece per token that yields text, by index.
+
+        What was held back until the end comes with the number of tokens as its index.
 
         The pieces are a function of the token ids alone, never of when they are taken. At most
         `MAX_TAKE` tokens are taken at once; if there are more, the writer is woken again.
@@ -172,7 +174,7 @@ class AnswerStream:
         elif self.end is not None and not self._finished:
             self._finished = True
             if rest := self._text.finish():
-                yield self._taken - 1, rest
+                yield self._taken, rest  # after the last token's own piece
 
     def fail(self, failure: ApiError) -> None:
         """End it here, whatever the journal will say."""

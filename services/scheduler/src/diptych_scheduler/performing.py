@@ -15,7 +15,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import CancelDone, JobAnswer
 from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RecordState, Request, RequestRecord
-from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS, RESUME_WINDOW_S
+from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
 from diptych_policy.lifecycle import (
     AdoptRecord,
     Announce,
@@ -34,6 +34,7 @@ from diptych_policy.lifecycle import (
     SendJob,
 )
 from diptych_scheduler.journals import Journals
+from diptych_scheduler.settings import SchedulerSettings
 from diptych_telemetry import logger, names, tracer
 
 log = logger("scheduler")
@@ -82,13 +83,14 @@ class Performer:
         bus: Bus,
         journals: Journals,
         tasks: asyncio.TaskGroup,
-        job_answer_s: float,
+        settings: SchedulerSettings,
     ) -> None:
         self._owner = owner
         self._bus = bus
         self._journals = journals
         self._tasks = tasks
-        self._job_answer_s = job_answer_s
+        self._job_answer_s = settings.job_answer_s
+        self._resume_window_s = settings.resume_window_s
         self._records = bus.bucket(REQUEST_RECORDS, RequestRecord)
         self._revisions: dict[RequestId, int] = {}
         self._queues: dict[RequestId, deque[Effect]] = {}
@@ -197,7 +199,7 @@ class Performer:
 
     async def _save(self, record: RequestRecord) -> RequestRecord | None:
         closed = record.state is RecordState.CLOSED
-        ttl_s = RESUME_WINDOW_S if closed else None
+        ttl_s = self._resume_window_s if closed else None
         request_id = record.request_id
         return await self._swap(
             record,
@@ -241,8 +243,8 @@ class Performer:
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
         request: Request | None = stored.decode(Request) if stored else None
         self._contexts[record.request_id] = stored.context if stored else None
-        parts = await self._journals.history(record)
-        self._owner.tell(RecordAdopted(record, request, parts))
+        parts, until_seq = await self._journals.history(record)
+        self._owner.tell(RecordAdopted(record, request, parts, until_seq))
 
     # Workers
 

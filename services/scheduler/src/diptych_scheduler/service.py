@@ -61,9 +61,7 @@ class Scheduler:
     async def run(self) -> None:
         """Serve until told to stop; what is still live then is adopted by another replica."""
         async with asyncio.TaskGroup() as tasks:
-            self._performer = Performer(
-                self, self._bus, self._journals, tasks, self._settings.job_answer_s
-            )
+            self._performer = Performer(self, self._bus, self._journals, tasks, self._settings)
             self._cached = CachedBlocks(
                 self._bus, self._fleet.blocks, tasks, self._member.incarnation
             )
