@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import msgspec
@@ -22,6 +23,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
 from diptych_gateway.checking import Call
+from diptych_gateway.measuring import check_fits, may_overflow
 from diptych_gateway.models import Models, ServedModel
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
@@ -144,11 +146,24 @@ class Acceptance:
         if call.text_chars + MESSAGE_CHARS * len(call.messages) < LONG_TEXT_CHARS:
             return _encode(served.codec, call)
         loop = asyncio.get_running_loop()
+        context_tokens = served.card.context_tokens
+        if may_overflow(call.text_chars, context_tokens):
+            await check_fits(
+                [message["content"] for message in call.messages],
+                partial(_count, served.far_codec),
+                context_tokens=context_tokens,
+                executor=self._executor,
+                param=call.messages_param,
+            )
         return await loop.run_in_executor(self._executor, _encode, served.far_codec, call)
 
 
 def _encode(codec: TextCodec, call: Call) -> list[int]:
     return codec.encode_chat(call.messages)
+
+
+def _count(codec: TextCodec, text: str) -> int:
+    return len(codec.encode(text, add_bos=False))
 
 
 def room(
