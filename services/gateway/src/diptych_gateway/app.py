@@ -8,6 +8,7 @@ from diptych_contracts.ids import new_request_id
 from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
+from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
 from diptych_gateway.generating import Generations
@@ -19,7 +20,7 @@ from diptych_gateway.records import Records
 from diptych_gateway.responses import Responses
 from diptych_gateway.resuming import Resumption
 from diptych_gateway.routes import Generating, Reasons, application
-from diptych_gateway.server import HttpServer
+from diptych_gateway.server import ConnectionLimits, HttpServer
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
 from diptych_gateway.sockets import ResponsesSocket
@@ -27,6 +28,10 @@ from diptych_gateway.turns import Turns
 from diptych_policy.admission import Admission
 
 SERVICE = "gateway"
+_WAITING_FRAMES = 32
+"""Memory for turns that wait in their lanes, in frames of the largest size."""
+_REMEMBERED_CHARS = 64 * 1024 * 1024
+"""Of conversations that WebSockets remember, all together."""
 
 
 async def serve(member: Member, settings: GatewaySettings) -> None:
@@ -80,6 +85,9 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         responses=Responses(admission=admission, turns=turns, records=records, intake=intake),
         socket=ResponsesSocket(
             admission=admission,
+            sockets=Admission(settings.max_sockets),
+            waiting=Budget(_WAITING_FRAMES * settings.max_body_bytes),
+            remembered=Budget(_REMEMBERED_CHARS),
             turns=turns,
             intake=intake,
             new_id=partial(new_request_id, member.rng),
@@ -93,8 +101,11 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             app,
             host=settings.host,
             port=settings.port,
-            max_frame_bytes=settings.max_body_bytes,
-            ping_s=settings.socket_ping_s,
+            limits=ConnectionLimits(
+                max_connections=settings.max_connections,
+                max_frame_bytes=settings.max_body_bytes,
+                ping_s=settings.socket_ping_s,
+            ),
             reuse_port=settings.reuse_port,
         ),
         models=models,

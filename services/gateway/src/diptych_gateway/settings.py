@@ -20,6 +20,10 @@ class GatewaySettings(ServiceSettings):
     max_bodies: int = 1024
     """Bodies being read at once; beyond it the one that has taken longest gives way."""
     max_in_flight: int = 256
+    max_connections: int = 4096
+    """Open at once, WebSockets included; a further one is told 503."""
+    max_sockets: int = 1024
+    """WebSockets open at once."""
     default_max_tokens: int = 1024
     """Longest answer to a request without `max_tokens`: workers promise KV room for the whole
     answer, so the rest of the context would let two such requests fill a worker."""

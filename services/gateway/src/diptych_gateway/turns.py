@@ -42,6 +42,11 @@ class Past:
     stored: bool = True
     """Whether they can be found again by the id of the last."""
 
+    @property
+    def chars(self) -> int:
+        """How much text that is."""
+        return sum(len(message.text) for message in self.messages)
+
 
 log = logger(__name__)
 
