@@ -4,11 +4,13 @@ import asyncio
 import json
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import nats
 import psutil
 import pytest
 
@@ -199,6 +201,44 @@ def said(events: str) -> str:
     lines = [line for line in events.split("\n") if line.startswith("data: {")]
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
+async def test_a_full_jetstream_is_told_at_once_and_forgotten_when_there_is_room(
+    flooded: LiveStack,
+) -> None:
+    await answered(flooded)
+    for stream in ("REQUESTS", "KV_responses"):
+        path, sent = CHAT, body(4, stream=False)
+        if stream == "KV_responses":
+            path, sent = "/v1/responses", json.dumps({"model": MODEL, "input": "Hello"}).encode()
+        before = await limit(flooded, stream, 1)
+        async with httpx.AsyncClient(timeout=20) as client:
+            url = f"http://127.0.0.1:{flooded.port}{path}"
+            headers = {"content-type": "application/json"}
+            began_s = time.monotonic()
+            answer = await client.post(url, content=sent, headers=headers)
+            took_s = time.monotonic() - began_s
+            log.info("%s full: told after %.0f ms", stream, took_s * 1000)
+            assert answer.status_code == 429
+            assert answer.json()["error"]["code"] == "storage_full"
+            assert 1 <= int(answer.headers["retry-after"]) <= 120
+            assert took_s < 5
+            await limit(flooded, stream, before)
+            assert (await client.post(url, content=sent, headers=headers)).status_code == 200
+
+
+async def limit(stack: LiveStack, stream: str, max_bytes: int) -> int:
+    """Give a stream another limit; gives the one it had."""
+    client = await nats.connect(stack.nats.url)
+    try:
+        told = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)
+        config = json.loads(told.data)["config"]
+        wanted = json.dumps(config | {"max_bytes": max_bytes}).encode()
+        done = await client.request(f"$JS.API.STREAM.UPDATE.{stream}", wanted, timeout=5)
+        assert "error" not in json.loads(done.data), done.data
+        return int(config["max_bytes"])
+    finally:
+        await client.close()
 
 
 async def answered_again(stack: LiveStack, timeout_s: float) -> None:
