@@ -25,7 +25,7 @@ from diptych_bus.memory import MemoryBroker
 from diptych_bus.port import Bus, Delivery, Gone, JournalItem, Kept, Pulled
 from diptych_bus.server import NatsServer
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Conflict, Permanent, Transient
+from diptych_contracts.errors import BusAway, Conflict, Permanent, StoreFull
 from diptych_contracts.events import DeadLetter, MemberJoined
 from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
@@ -36,6 +36,7 @@ from diptych_contracts.streams import (
     MODELS,
     PROMPTS,
     STREAMS,
+    BucketSpec,
     ConsumerSpec,
     Discard,
     StreamSpec,
@@ -55,7 +56,10 @@ TINY_NEW = StreamSpec(
 TINY_OLD = dataclasses.replace(
     TINY_NEW, name="TINY_OLD", subjects=("tiny.old.*",), discard=Discard.OLD
 )
-ALL_STREAMS = (*STREAMS, TINY_NEW, TINY_OLD)
+TINY_BUCKET = BucketSpec(name="tiny", max_bytes=4096)
+TINY_KV = dataclasses.replace(TINY_NEW, name="KV_tiny", subjects=("$KV.tiny.>",))
+"""What stands behind that bucket, at a server."""
+ALL_STREAMS = (*STREAMS, TINY_NEW, TINY_OLD, TINY_KV)
 CONSUMER = ConsumerSpec(
     stream="REQUESTS", name="test", ack_wait_s=0.5, max_deliver=2, max_ack_pending=100, batch=4
 )
@@ -387,11 +391,25 @@ async def test_a_full_stream_refuses_the_new(connect: Connect) -> None:
     for n in range(2):
         await bus.store("tiny.new.a", payload, msg_id=str(n), timeout_s=2.0)
 
-    with pytest.raises(Transient) as refused:
+    with pytest.raises(StoreFull, match="maximum bytes"):
         await bus.store("tiny.new.a", payload, msg_id="3", timeout_s=2.0)
 
-    assert not isinstance(refused.value, BusAway)
-    assert "maximum bytes" in str(refused.value)
+    again = await bus.store("tiny.new.a", payload, msg_id="0", timeout_s=2.0)
+    assert (again.seq, again.duplicate) == (1, True), "what is stored is known, full or not"
+
+
+async def test_a_full_bucket_refuses_new_keys_and_rewrites(connect: Connect) -> None:
+    bucket = (await connect()).bucket(TINY_BUCKET, DeadLetter)
+    value = DeadLetter(subject="s", reason="r", payload=b"x" * 1500)
+    revision = await bucket.create("a", value)
+    await bucket.create("b", value)
+
+    with pytest.raises(StoreFull, match="maximum bytes"):
+        await bucket.create("c", value)
+    with pytest.raises(StoreFull, match="maximum bytes"):
+        await bucket.update("a", value, revision)
+    with pytest.raises(Conflict):
+        await bucket.update("a", value, revision + 1)
 
 
 async def test_a_full_stream_drops_the_old(connect: Connect) -> None:

@@ -205,7 +205,8 @@ class Streams(Protocol):
 
         Raises:
             BusAway: JetStream did not acknowledge; it may have it nevertheless.
-            Transient: JetStream refused (stream full, starting up).
+            StoreFull: JetStream refused, the stream has no room.
+            Transient: JetStream refused for another reason (starting up).
         """
         ...
 

@@ -91,6 +91,15 @@ LOADS = "load.*"
 """Every worker's telemetry."""
 
 
+def queue(scheduler: Incarnation) -> str:
+    """How long one scheduler's queue is and how fast it moves, every 250 ms."""
+    return f"queue.{scheduler}"
+
+
+QUEUES = "queue.*"
+"""Every scheduler's queue."""
+
+
 def cancel(worker: Incarnation) -> str:
     """Stop work on an attempt; request and answer."""
     return f"cancel.{worker}"

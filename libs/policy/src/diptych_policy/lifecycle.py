@@ -55,6 +55,8 @@ class RecordAdopted:
     record: RequestRecord
     request: Request | None
     parts: tuple[JournalPart, ...]
+    until_seq: int = 0
+    """How far that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Journalled:
     """A part of a followed journal, in stream order."""
 
     part: JournalPart
+    seq: int = 0
+    """Where the journal holds it."""
 
 
 @dataclass(frozen=True, slots=True)

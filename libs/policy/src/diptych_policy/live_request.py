@@ -115,6 +115,8 @@ class LiveRequest:
             decode_worker=assignment.decode,
             link=assignment.link or "",
             next_link=assignment.next_link,
+            first_token_ms=int(request.deadlines.first_token_s * 1000),
+            transfer_ms=int(request.deadlines.transfer_s * 1000),
         )
 
     def fence(self) -> Fence:

@@ -1,12 +1,22 @@
 """The live requests of one scheduler, and the steps that its rules (`recovery`) are made of."""
 
+from collections import Counter
+
 import msgspec
 
 from diptych_contracts.events import RequestEnded
+from diptych_contracts.fleet import ClassQueue
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason
-from diptych_contracts.requests import Assignment, RecordState, Request, RequestRecord
+from diptych_contracts.requests import (
+    Assignment,
+    PriorityClass,
+    RecordState,
+    Request,
+    RequestRecord,
+)
 from diptych_policy.attendance import Attendance, grace_s
+from diptych_policy.drain_rate import DrainRate
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import RequestView
 from diptych_policy.lifecycle import (
@@ -37,6 +47,7 @@ class LiveRequests:
         self._now_s = 0.0
         self._unix_ms = 0
         self._may_place = False
+        self._drains = {priority_class: DrainRate() for priority_class in PriorityClass}
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._live
@@ -53,6 +64,20 @@ class LiveRequests:
     def full(self) -> bool:
         """Whether no more requests should be pulled."""
         return self.queued >= self._limits.max_queued
+
+    def class_queues(self) -> tuple[ClassQueue, ...]:
+        """How many of each class wait for a first token, and how fast they get one."""
+        waiting = Counter(
+            live.request.priority_class
+            for live in self._live.values()
+            if not live.view.token_ids and live.stage is not Stage.ENDING
+        )
+        for priority_class, drain in self._drains.items():
+            drain.tick(waiting=waiting[priority_class] > 0, now_s=self._now_s)
+        return tuple(
+            ClassQueue(priority_class=c, waiting=waiting[c], gap_s=round(drain.gap_s, 4))
+            for c, drain in self._drains.items()
+        )
 
     def current(self, request_id: RequestId, attempt: int) -> bool:
         """Whether `attempt` is still the one that counts, and is meant to run."""
@@ -146,9 +171,11 @@ class LiveRequests:
         live.to(Stage.ENDING, now_s=self._now_s)
         return [SaveRecord(live.record), *cancels, PublishEnd(live.record.gateway, end)]
 
-    def _close(self, live: LiveRequest, end: End) -> list[Effect]:
+    def _close(self, live: LiveRequest, end: End, end_seq: int) -> list[Effect]:
         self._forget(live)
-        record = msgspec.structs.replace(live.record, state=RecordState.CLOSED, end=end)
+        record = msgspec.structs.replace(
+            live.record, state=RecordState.CLOSED, end=end, journal_end_seq=end_seq
+        )
         request_id = record.request_id
         return [
             SaveRecord(record),

@@ -112,6 +112,7 @@ class Ledger(LiveRequests):
             request_seq=event.request_seq,
             journal_seq=event.journal_seq,
             deadline_unix_ms=request.deadline_unix_ms,
+            head=request.head,
         )
         self._enter(request, record, Stage.CREATING)
         return [CreateRecord(record)]
@@ -191,7 +192,7 @@ class Ledger(LiveRequests):
         for part in event.parts:
             self._fold(live, part)
         if live.view.end is not None:
-            return self._close(live, live.view.end)
+            return self._close(live, live.view.end, event.until_seq)
         if live.view.token_ids:
             live.record = record = msgspec.structs.replace(record, adoptions=0)
         if record.adoptions > self._limits.max_adoptions:
@@ -240,8 +241,10 @@ class Ledger(LiveRequests):
         if live is None or live.stage is Stage.CREATING:
             return []
         change = self._fold(live, event.part)
+        if change.new_ids and len(change.new_ids) == len(live.view.token_ids):
+            self._drains[live.request.priority_class].served(now_s=self._now_s)
         if change.end is not None:
-            return self._close(live, change.end)
+            return self._close(live, change.end, event.seq)
         if isinstance(event.part, AttemptFailed):
             return self._failed(live, event.part)
         if change.attempt == live.record.attempt and live.stage is Stage.FENCING:

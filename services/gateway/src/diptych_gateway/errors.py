@@ -3,6 +3,7 @@
 import math
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from diptych_contracts.errors import (
     ContextOverflow,
@@ -10,6 +11,7 @@ from diptych_contracts.errors import (
     Expired,
     InvalidRequest,
     Permanent,
+    StoreFull,
     Transient,
     UnknownModel,
 )
@@ -30,6 +32,8 @@ class ErrorDetail(msgspec.Struct):
     type: str
     param: str | None
     code: str | None
+    headers: dict[str, str] | UnsetType = UNSET
+    """What would stand in the head of an answer, where that has been sent already."""
 
 
 class ErrorBody(msgspec.Struct):
@@ -68,9 +72,20 @@ class ApiError(DiptychError):
         return ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
 
     @property
+    def late_detail(self) -> ErrorDetail:
+        """The same within a stream that has begun: with the headers."""
+        headers = {name.decode(): value.decode() for name, value in self.headers}
+        return msgspec.structs.replace(self.detail, headers=headers or UNSET)
+
+    @property
     def body(self) -> bytes:
         """The error object as JSON."""
         return msgspec.json.encode(ErrorBody(error=self.detail))
+
+    @property
+    def late_body(self) -> bytes:
+        """The error object within a stream that has begun."""
+        return msgspec.json.encode(ErrorBody(error=self.late_detail))
 
     @property
     def headers(self) -> Headers:
@@ -95,6 +110,8 @@ def from_error(err: DiptychError) -> ApiError:
             return ApiError(400, str(err), code=code, param=err.param or "messages")
         case InvalidRequest():
             return ApiError(400, str(err), code=err.code or "invalid_value", param=err.param)
+        case StoreFull():
+            return ApiError(429, str(err), code="storage_full", retry_after_s=_RETRY_AFTER_S)
         case Transient():
             return ApiError(503, str(err), code="unavailable", retry_after_s=_RETRY_AFTER_S)
         case Expired():
@@ -110,7 +127,8 @@ def from_end(end: End, *, produced: bool) -> ApiError | None:
 
     Args:
         end: The request's end.
-        produced: Whether it had tokens: then a repetition would pay for them twice.
+        produced: Whether it had tokens: then a repetition would pay for them twice, and its client
+            is told not to; else that it may.
     """
     detail = f": {end.detail}" if end.detail else ""
     match end.reason:
@@ -122,6 +140,5 @@ def from_end(end: End, *, produced: bool) -> ApiError | None:
             error = ApiError(503, f"the request was cancelled{detail}", code="cancelled")
         case EndReason.FAILED:
             error = ApiError(500, f"the request failed{detail}", code="failed")
-    if produced:
-        error.should_retry = False
+    error.should_retry = not produced
     return error

@@ -8,7 +8,7 @@ from diptych_chassis.repeating import every
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
-from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
+from diptych_contracts.fleet import Beat, QueueLoad, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.responses import Attended
@@ -35,6 +35,9 @@ from diptych_telemetry import logger
 
 log = logger("scheduler")
 
+_QUEUE_S = 0.25
+"""How often gateways hear how long the queue is."""
+
 
 class Scheduler:
     """One replica."""
@@ -59,9 +62,7 @@ class Scheduler:
     async def run(self) -> None:
         """Serve until told to stop; what is still live then is adopted by another replica."""
         async with asyncio.TaskGroup() as tasks:
-            self._performer = Performer(
-                self, self._bus, self._journals, tasks, self._settings.job_answer_s
-            )
+            self._performer = Performer(self, self._bus, self._journals, tasks, self._settings)
             self._cached = CachedBlocks(
                 self._bus, self._fleet.blocks, tasks, self._member.incarnation
             )
@@ -76,6 +77,7 @@ class Scheduler:
                     tasks.create_task(intake.run()),
                     tasks.create_task(self._tick()),
                     tasks.create_task(every(self._settings.sweep_s, sweep.look)),
+                    tasks.create_task(every(_QUEUE_S, self._report_queue)),
                 ]
                 self._member.ready(True)
                 await self._member.stopping.wait()
@@ -136,6 +138,7 @@ class Scheduler:
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Gone):
+            self._performer.gone(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
         elif self._performer.is_news(change):
             self.tell(RecordSeen(change.value))
@@ -158,6 +161,16 @@ class Scheduler:
                     self._lose(owner)
             self.tell(Ticked())
             await self._journals.unfollow_idle(self._liveness.alive)
+
+    async def _report_queue(self) -> None:
+        load = QueueLoad(
+            scheduler=self._member.incarnation,
+            queued=self._ledger.queued,
+            max_queued=self._settings.max_queued,
+            storage_full=self._performer.storage_full,
+            classes=self._ledger.class_queues(),
+        )
+        await self._bus.publish(subjects.queue(self._member.incarnation), load)
 
     def _lose(self, member: Incarnation) -> None:
         self._fleet.lost(member)
