@@ -4,7 +4,7 @@ import asyncio
 
 from diptych_bus.memory import MemoryBroker
 from diptych_contracts import subjects
-from diptych_contracts.events import DeadLetter
+from diptych_contracts.dead import DeadLetter
 from diptych_contracts.journal import EndReason, Fence
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import DEAD, REQUEST_RECORDS
