@@ -91,6 +91,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     link: str | None = None
     next_link: str | None = None
     """The link to take if `link` cannot be opened; None: there is no other, or `link` is forced."""
+    apart: bool = False
+    """Whether its workers are given to nobody else meanwhile."""
 
     @property
     def entry(self) -> Incarnation:
@@ -112,8 +114,8 @@ class Setback(Message, frozen=True, kw_only=True, tag="setback.1"):
     """Who had it, or gave it up."""
     lost: bool = False
     """Whether they died or fell silent, rather than said no."""
-    alone: bool = False
-    """Whether nothing else ran on them."""
+    apart: bool = False
+    """Whether nothing else ran on them that could have been the reason."""
     unix_ms: int = 0
 
 

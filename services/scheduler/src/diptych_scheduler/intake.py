@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from diptych_bus.port import Bus, Pulled
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Permanent
 from diptych_contracts.dead import DeadLetter
+from diptych_contracts.errors import BusAway, Permanent
 from diptych_contracts.requests import Request
 from diptych_contracts.streams import SCHEDULERS
 from diptych_policy.lifecycle import Event, RequestArrived
@@ -67,4 +67,6 @@ class Intake:
         log.error("dead_letter", subject=delivery.subject, seq=pulled.seq, reason=reason)
         letter = DeadLetter(subject=delivery.subject, reason=reason, payload=delivery.data)
         msg_id = f"{SCHEDULERS.stream}.{pulled.seq}"
-        await self._bus.store(subjects.dead(SCHEDULERS.stream), letter, msg_id=msg_id, timeout_s=1.0)
+        await self._bus.store(
+            subjects.dead(SCHEDULERS.stream), letter, msg_id=msg_id, timeout_s=1.0
+        )
