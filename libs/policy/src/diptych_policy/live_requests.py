@@ -76,6 +76,11 @@ class LiveRequests:
         live = self._live.get(request_id)
         return live is not None and live.stage is Stage.ROUTED and live.record.attempt == attempt
 
+    def recorded(self, request_id: RequestId) -> bool:
+        """Whether it is live and its record stands."""
+        live = self._live.get(request_id)
+        return live is not None and live.stage is not Stage.CREATING
+
     def gateways(self) -> set[Incarnation]:
         """Gateways whose journals carry live requests."""
         return {live.request.gateway for live in self._live.values()}

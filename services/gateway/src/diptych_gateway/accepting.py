@@ -14,6 +14,7 @@ from diptych_contracts.errors import BusAway, ContextOverflow, InvalidRequest, T
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import Deadlines, Request
 from diptych_contracts.sampling import Stopping
+from diptych_contracts.streams import GATEWAY_HEADER
 from diptych_gateway.checking import Call
 from diptych_gateway.models import Models, ServedModel
 from diptych_telemetry import logger
@@ -121,6 +122,7 @@ class Acceptance:
                     request,
                     msg_id=request.request_id,
                     timeout_s=max(_PAUSE_S, min(left_s, _ATTEMPT_S)),
+                    headers={GATEWAY_HEADER: request.gateway},
                 )
             except Transient as err:
                 if deadline_s - clock() > _PAUSE_S:

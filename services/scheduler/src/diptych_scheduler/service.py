@@ -11,7 +11,12 @@ from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.responses import Attended
-from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
+from diptych_contracts.streams import (
+    REQUEST_RECORDS,
+    SCHEDULERS,
+    UNDELIVERED_SCHEDULERS,
+    WORKERS,
+)
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
     AnswersAttended,
@@ -32,6 +37,11 @@ from diptych_scheduler.settings import SchedulerSettings
 from diptych_telemetry import logger
 
 log = logger("scheduler")
+
+
+def never() -> bool:
+    """What is pulled here ends at once: it needs no place in the queue."""
+    return False
 
 
 class Scheduler:
@@ -63,17 +73,27 @@ class Scheduler:
             self._cached = CachedBlocks(
                 self._bus, self._fleet.blocks, tasks, self._member.incarnation
             )
-            intake = Intake(self._bus, self._journals, self._performer, self.tell)
+            intake = Intake(
+                self._bus,
+                self._journals,
+                records=self._performer,
+                tell=self.tell,
+                recorded=self._ledger.recorded,
+            )
             try:
                 await self._listen()
-                pulling = await self._bus.pull(
-                    SCHEDULERS, intake.take, paused=lambda: self._ledger.full
-                )
+                pulling = [
+                    await self._bus.pull(SCHEDULERS, intake.take, paused=lambda: self._ledger.full),
+                    await self._bus.pull(
+                        UNDELIVERED_SCHEDULERS, intake.take_undelivered, paused=never
+                    ),
+                ]
                 working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
                 self._member.ready(True)
                 await self._member.stopping.wait()
                 self._member.ready(False, "stopping")
-                await pulling.close()
+                for pull in pulling:
+                    await pull.close()
                 await self._performer.settle(timeout_s=2.0)
                 for task in working:
                     task.cancel()
