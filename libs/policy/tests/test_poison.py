@@ -366,7 +366,7 @@ def test_what_is_no_request_gets_a_record_and_an_end() -> None:
     effects = case.tell(RequestUnreadable(REQUEST, GATEWAY, 7, "expected a Request"))
     kinds = [type(e).__name__ for e in effects]
     assert kinds == [
-        *("CreateRecord", "PublishEnd", "Bury", "Announce", "SaveRecord", "Announce"),
+        *("CreateRecord", "PublishEnd", "Announce", "SaveRecord", "Announce"),
         "EraseRequest",
     ]
     (end,) = (e.end for e in effects if isinstance(e, PublishEnd))

@@ -18,7 +18,7 @@ def is_dead(record: RequestRecord, end: End, limits: Limits) -> bool:
 def buried(
     record: RequestRecord, end: End, *, request: Request | None, tokens: int, unix_ms: int
 ) -> list[Effect]:
-    """Keep `request` in `DEAD`, and say so."""
+    """Keep `request` in `DEAD`, and say so; what nobody can read is kept there as it came."""
     dead = DeadRequest(
         request_id=record.request_id,
         gateway=record.gateway,
@@ -42,7 +42,8 @@ def buried(
         workers=tuple(dict.fromkeys(lost)),
     )
     request_id = record.request_id
-    return [Bury(request_id, dead), Announce(request_id, died, f"{request_id}.dead")]
+    said = Announce(request_id, died, f"{request_id}.dead")
+    return [said] if dead.cause is Cause.UNREADABLE else [Bury(request_id, dead), said]
 
 
 def _cause(record: RequestRecord, end: End) -> Cause:
