@@ -7,6 +7,7 @@ from diptych_bus.memory import MemoryBroker
 from diptych_bus.port import Pulled
 from diptych_contracts import subjects
 from diptych_contracts.dead import Cause, DeadEntry, DeadLetter, DeadRequest
+from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import EndReason, Fence
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import (
@@ -87,6 +88,26 @@ async def test_whoever_sent_what_is_no_request_is_told() -> None:
         assert await fleet.bus.stored(REQUESTS.name, record.request_seq) is None
         letters = [e for e in await all_dead(fleet) if isinstance(e, DeadLetter)]
         assert [(letter.request_id, letter.gateway) for letter in letters] == [(REQUEST, GATEWAY)]
+
+
+async def test_a_dead_owners_request_that_cannot_be_read_is_closed() -> None:
+    """Its bytes once ended every scheduler that adopted it, one after another."""
+    async with small_fleet() as fleet:
+        done = await fleet.bus.store(SUBJECT, NONSENSE, msg_id="x", timeout_s=1)
+        orphan = RequestRecord(
+            request_id=REQUEST,
+            owner=Incarnation("scheduler-gone"),
+            gateway=GATEWAY,
+            state=RecordState.QUEUED,
+            request_seq=done.seq,
+            deadline_unix_ms=2**53,
+        )
+        await fleet.bus.bucket(REQUEST_RECORDS, RequestRecord).create(REQUEST, orphan)
+        fleet.client.expect(REQUEST)
+        fleet.scheduler()
+        end = await fleet.client.ended(REQUEST)
+        assert (end.reason, end.cause) == (EndReason.FAILED, Cause.MISSING)
+        assert (await fleet.closed(REQUEST)).end == end
 
 
 class Oblivious:

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from diptych_contracts.dead import Cause
 from diptych_contracts.errors import (
     ContextOverflow,
     DiptychError,
@@ -22,6 +23,10 @@ SERVER = "server_error"
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _FIRST_SERVER_STATUS = 500
+_HARMFUL = frozenset(
+    {Cause.LOST_WORKERS, Cause.LOST_SCHEDULERS, Cause.UNDELIVERABLE, Cause.IMPOSSIBLE}
+)
+"""The same request again would do the same again: libraries that repeat must not."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -122,6 +127,6 @@ def from_end(end: End, *, produced: bool) -> ApiError | None:
             error = ApiError(503, f"the request was cancelled{detail}", code="cancelled")
         case EndReason.FAILED:
             error = ApiError(500, f"the request failed{detail}", code="failed")
-    if produced:
+    if produced or end.cause in _HARMFUL:
         error.should_retry = False
     return error
