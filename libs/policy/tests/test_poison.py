@@ -349,6 +349,29 @@ def test_where_anothers_suspect_runs_nobody_is_put() -> None:
     assert record.assignment.decode not in here.sent.values()
 
 
+def test_a_suspect_whose_deadline_passes_is_buried_too() -> None:
+    """Its client would try again, and so would whoever wonders what became of the workers."""
+    case = Suspects()
+    case.suspect("r1")
+    case.lose(case.sent[REQUEST])
+    case.now_s = 61.0
+    (end,) = (e.end for e in case.tell(Ticked()) if isinstance(e, PublishEnd))
+    assert (end.reason, end.cause) == (EndReason.EXPIRED, Cause.LOST_WORKERS)
+    (bury,) = (e for e in case.tell(Journalled(end)) if isinstance(e, Bury))
+    assert bury.dead.cause is Cause.LOST_WORKERS
+    assert len(case.ledger) == 0
+
+
+def test_an_end_of_an_older_scheduler_names_no_cause() -> None:
+    case = Suspects()
+    case.send("r1")
+    assert case.ledger.recorded(REQUEST)
+    old = End(request_id=REQUEST, attempt=1, reason=EndReason.FAILED, detail="why")
+    (bury,) = (e for e in case.tell(Journalled(old)) if isinstance(e, Bury))
+    assert (bury.dead.cause, bury.dead.detail) == (Cause.FAILED_ATTEMPTS, "why")
+    assert not case.ledger.recorded(REQUEST)
+
+
 def test_a_request_at_its_last_delivery_is_not_tried_but_ends() -> None:
     case = Suspects()
     case.tell(RequestArrived(a_request(), 1, 1, deliveries=5))

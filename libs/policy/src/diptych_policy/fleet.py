@@ -121,11 +121,6 @@ class Fleet:
             entry.assigned_tokens = max(0, entry.assigned_tokens - tokens)
             entry.assigned_prefill_tokens = max(0, entry.assigned_prefill_tokens - prefill_tokens)
 
-    def sequences(self, worker: Incarnation) -> int:
-        """Sequences that `worker` holds or will hold; 0 if it is unknown."""
-        entry = self._workers.get(worker)
-        return 0 if entry is None else entry.sequences
-
     def keep_for(self, request_id: RequestId, workers: Iterable[Incarnation]) -> None:
         """Give `workers` to nobody else from now on; none: any may have what was kept."""
         if kept := frozenset(workers):
