@@ -58,6 +58,8 @@ class LiveRequest:
     not_before_s: float = 0.0
     excluded: dict[Incarnation, float] = field(default_factory=dict)
     """Workers that said no, and until when that counts."""
+    shared: bool = False
+    """Whether another scheduler's suspect has been put beside it."""
     undeliverable: str = ""
     """Why it is not even tried."""
     unplaced: str = ""

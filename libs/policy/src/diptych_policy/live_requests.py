@@ -54,6 +54,8 @@ class LiveRequests:
         self._now_s = 0.0
         self._unix_ms = 0
         self._may_place = False
+        self._waiting_elsewhere: set[RequestId] = set()
+        """Suspects of other schedulers that wait for workers."""
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._live
@@ -126,7 +128,7 @@ class LiveRequests:
     def _lose(self, live: LiveRequest, why: str, *workers: Incarnation) -> list[Effect]:
         """`workers` have died or fallen silent with the attempt: the next one, or the end."""
         assignment = live.record.assignment
-        apart = assignment is not None and assignment.apart
+        apart = assignment is not None and assignment.apart and not live.shared
         self._note(live, why, *workers, lost=True, apart=apart)
         live.record = record = struck(
             live.record, self._limits, added_tokens=live.added_tokens, apart=apart
@@ -252,6 +254,8 @@ class LiveRequests:
             if live.not_before_s > self._now_s:
                 continue
             demand = self._demand(live)
+            if demand.apart and self._yields(live.record.request_id):
+                continue
             placed = self._try_to_place(live, demand)
             effects += placed
             if not placed and suspected(live.record, self._limits):
@@ -272,6 +276,10 @@ class LiveRequests:
         unproven = self._unproven() if company is Company.PROVEN else frozenset()
         return live.demand(company=company, unproven=unproven)
 
+    def _yields(self, request_id: RequestId) -> bool:
+        """Whether another scheduler's suspect goes first: else both would take one idle worker."""
+        return any(other < request_id for other in self._waiting_elsewhere)
+
     def _unproven(self) -> frozenset[Incarnation]:
         """Workers with requests that have brought next to nothing there."""
         return frozenset(
@@ -289,6 +297,7 @@ class LiveRequests:
             live.record, state=RecordState.ROUTED, assignment=placement
         )
         live.progress_s = self._now_s
+        live.shared = False
         live.to(Stage.ROUTED, now_s=self._now_s)
         request_id, attempt = live.record.request_id, live.record.attempt
         routed = RequestRouted(request_id=request_id, attempt=attempt, assignment=placement)

@@ -60,6 +60,7 @@ from diptych_policy.lifecycle import (
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
 from diptych_policy.live_requests import LiveRequests
+from diptych_policy.suspicion import suspected
 
 
 class Ledger(LiveRequests):
@@ -180,14 +181,23 @@ class Ledger(LiveRequests):
     def _note_foreign(self, record: RequestRecord) -> None:
         """Another scheduler's request: where it runs apart, none of ours does."""
         self._foreign.note(record)
-        assignment = record.assignment
-        apart = record.state is RecordState.ROUTED and assignment is not None and assignment.apart
-        workers = assignment.workers if assignment is not None and apart else ()
+        routed = record.assignment if record.state is RecordState.ROUTED else None
+        workers = routed.workers if routed is not None and routed.apart else ()
         self._fleet.keep_for(record.request_id, workers)
+        if record.state is RecordState.QUEUED and suspected(record, self._limits):
+            self._waiting_elsewhere.add(record.request_id)
+        else:
+            self._waiting_elsewhere.discard(record.request_id)
+        for live in self._live.values() if workers else ():
+            live.shared = live.shared or not live.booked.keys().isdisjoint(workers)
 
-    def _gone(self, request_id: RequestId) -> list[Effect]:
+    def _forget_foreign(self, request_id: RequestId) -> None:
         self._foreign.forget(request_id)
         self._fleet.keep_for(request_id, ())
+        self._waiting_elsewhere.discard(request_id)
+
+    def _gone(self, request_id: RequestId) -> list[Effect]:
+        self._forget_foreign(request_id)
         live = self._live.get(request_id)
         return self._forget(live) if live is not None else []
 
@@ -219,7 +229,7 @@ class Ledger(LiveRequests):
 
     def _adopted(self, event: RecordAdopted) -> list[Effect]:
         record, request = event.record, event.request
-        self._foreign.forget(record.request_id)
+        self._forget_foreign(record.request_id)
         if record.request_id in self._live:
             return []
         if request is None:
@@ -247,7 +257,6 @@ class Ledger(LiveRequests):
 
     def _bury(self, record: RequestRecord, end: End) -> list[Effect]:
         """Nobody can serve it: say so and close."""
-        self._fleet.keep_for(record.request_id, ())
         return [PublishEnd(record.gateway, end), *self._closed(record, end, request=None)]
 
     def _continue(self, live: LiveRequest) -> list[Effect]:
