@@ -18,9 +18,18 @@ from diptych_contracts import subjects
 from diptych_contracts.dead import Cause, DeadEntry, DeadLetter, DeadRequest, DeadRetried
 from diptych_contracts.events import MemberJoined
 from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.prompts import PromptRef, compact, digest_of, packed
 from diptych_contracts.requests import Request, Setback
 from diptych_contracts.responses import StoredMessage, StoredResponse, response_id
-from diptych_contracts.streams import DEAD, GATEWAY_HEADER, MODELS, REQUESTS, RESPONSES
+from diptych_contracts.streams import (
+    DEAD,
+    DEAD_PROMPTS,
+    GATEWAY_HEADER,
+    MODELS,
+    PROMPTS,
+    REQUESTS,
+    RESPONSES,
+)
 from diptych_contracts.wire import Message, encode
 from diptych_testkit.builders import GATEWAY, MODEL, a_request
 from diptych_testkit.tiny_gguf import tiny_card
@@ -210,6 +219,25 @@ def test_a_retried_response_keeps_what_it_was(stack: Stack) -> None:
     assert stored.input == original.input
     assert stored.metadata == (("a", "b"), (RETRIED_FROM, ID))
     assert stored.journal_seq == 0
+
+
+def test_a_long_prompt_is_kept_and_retried_too(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    width, data = packed(compact(300, (72, 73, 74)))
+    ref = PromptRef(name=ID, tokens=3, width=width, digest=digest_of(data))
+    stack.bury(a_dead(request=a_request(ID, prompt_ids=(), prompt=ref)))
+    with pytest.raises(CliError, match=f"the prompt of {ID} is gone: its 3 tokens"):
+        dead.retry(PLACE, (ID,), every=False, again=False)
+    assert stack.requests() == []
+    stack.on_bus(lambda bus: bus.put_object(DEAD_PROMPTS, ID, data))
+    dead.show_one(PLACE, ID, prompt=True)
+    assert json.loads(capsys.readouterr().out)["prompt"] == "72 73 74"
+    dead.retry(PLACE, (ID,), every=False, again=False)
+    (request,) = stack.requests()
+    assert request.prompt is not None
+    assert request.prompt.name == request.request_id, "it goes with the new request"
+    assert stack.on_bus(lambda bus: bus.get_object(PROMPTS, request.request_id)) == data
 
 
 def test_two_who_retry_at_once_make_one_request() -> None:

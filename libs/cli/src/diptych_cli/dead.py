@@ -14,13 +14,14 @@ from diptych_bus.port import Bus
 from diptych_cli.failing import CliError
 from diptych_cli.graveyard import Grave, graves, pick
 from diptych_cli.joining import joined
-from diptych_cli.retrying import retry_of, sent
+from diptych_cli.retrying import prompt_of, retry_of, sent
 from diptych_cli.tables import blank, console
 from diptych_contracts import subjects
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.dead import DeadLetter, DeadRequest
 from diptych_contracts.errors import Transient
-from diptych_contracts.requests import Request
+from diptych_contracts.ids import RequestId
+from diptych_contracts.prompts import unpacked
 from diptych_contracts.responses import response_id
 from diptych_contracts.streams import MODELS
 from diptych_contracts.wire import decode
@@ -175,14 +176,17 @@ async def _prompt(bus: Bus, grave: Grave) -> str:
     if request is None:
         payload = grave.entry.payload if isinstance(grave.entry, DeadLetter) else b""
         return base64.b64encode(payload).decode()
-    data = await bus.get_object(MODELS, subjects.escape(request.model))
-    return " ".join(map(str, request.prompt_ids)) if data is None else _text(data, request)
+    ids: Sequence[int] = request.prompt_ids
+    if request.prompt is not None:
+        ids = unpacked(await prompt_of(bus, RequestId(grave.id), request.prompt), request.prompt)
+    card = await bus.get_object(MODELS, subjects.escape(request.model))
+    return " ".join(map(str, ids)) if card is None else _text(card, ids)
 
 
-def _text(data: bytes, request: Request) -> str:
+def _text(data: bytes, ids: Sequence[int]) -> str:
     card: ModelCard = decode(data, ModelCard)
     text = AnswerText(TextCodec.from_card(card))
-    return text.push(request.prompt_ids) + text.finish()
+    return text.push(ids) + text.finish()
 
 
 def _when(unix_ms: int) -> str:

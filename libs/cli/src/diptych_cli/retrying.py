@@ -18,9 +18,16 @@ from diptych_contracts import subjects
 from diptych_contracts.dead import DeadRetried
 from diptych_contracts.errors import Conflict, DiptychError
 from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.prompts import PromptRef
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredResponse, response_id
-from diptych_contracts.streams import GATEWAY_HEADER, RESPONSES, RUNNING_RESPONSE_TTL_S
+from diptych_contracts.streams import (
+    DEAD_PROMPTS,
+    GATEWAY_HEADER,
+    PROMPTS,
+    RESPONSES,
+    RUNNING_RESPONSE_TTL_S,
+)
 
 RETRIED_FROM = "diptych_retried_from"
 """Key in the new response's metadata."""
@@ -80,26 +87,48 @@ async def sent(bus: Bus, retry: Retry) -> None:
         await responses.create(stored.response_id, stored, ttl_s=RUNNING_RESPONSE_TTL_S)
     except Conflict as err:
         raise CliError(f"{retry.of} is being retried already, as {stored.response_id}") from err
-    request = retry.request
     try:
-        await bus.store(
-            subjects.request(request.priority_class, request.model),
-            request,
-            msg_id=request.request_id,
-            timeout_s=_STORE_S,
-            headers={GATEWAY_HEADER: request.gateway},
-        )
-    except DiptychError:
+        await _store(bus, retry)
+    except (DiptychError, CliError):
         await responses.delete(stored.response_id)
         raise
     told = DeadRetried(
         request_id=retry.of,
-        retried_as=request.request_id,
+        retried_as=retry.request.request_id,
         retried_unix_ms=time.time_ns() // 1_000_000,
     )
     subject = subjects.dead_request(retry.of)
-    msg_id = f"{subject}.{request.request_id}"
+    msg_id = f"{subject}.{retry.request.request_id}"
     await bus.store(subject, told, msg_id=msg_id, timeout_s=_STORE_S)
+
+
+async def prompt_of(bus: Bus, of: RequestId, ref: PromptRef) -> bytes:
+    """The object that holds a dead request's long prompt.
+
+    Raises:
+        CliError: it is gone.
+    """
+    data = await bus.get_object(DEAD_PROMPTS, of) or await bus.get_object(PROMPTS, ref.name)
+    if data is None:
+        raise CliError(f"the prompt of {of} is gone: its {ref.tokens} tokens were not kept")
+    return data
+
+
+async def _store(bus: Bus, retry: Retry) -> None:
+    """Store the request, and first a prompt of its own if that is long: it goes with it."""
+    request = retry.request
+    if request.prompt is not None:
+        data = await prompt_of(bus, retry.of, request.prompt)
+        await bus.put_object(PROMPTS, request.request_id, data)
+        own = msgspec.structs.replace(request.prompt, name=request.request_id)
+        request = msgspec.structs.replace(request, prompt=own)
+    await bus.store(
+        subjects.request(request.priority_class, request.model),
+        request,
+        msg_id=request.request_id,
+        timeout_s=_STORE_S,
+        headers={GATEWAY_HEADER: request.gateway},
+    )
 
 
 def _stored(retry: Retry, old: StoredResponse | None) -> StoredResponse:
@@ -117,6 +146,8 @@ def _stored(retry: Retry, old: StoredResponse | None) -> StoredResponse:
         max_output_tokens=request.stopping.max_tokens,
         input=(),
     )
+    if whole.turn is not None:  # an object that goes with the old response
+        whole = msgspec.structs.replace(whole, turn=None, input=(), history=None)
     metadata = tuple(pair for pair in whole.metadata if pair[0] != RETRIED_FROM)
     return msgspec.structs.replace(
         whole,

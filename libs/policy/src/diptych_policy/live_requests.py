@@ -30,6 +30,7 @@ from diptych_policy.lifecycle import (
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
 from diptych_policy.ordering import order_key
+from diptych_policy.orphans import unneeded_prompt
 from diptych_policy.placing import Placer
 from diptych_policy.routing import Company, Demand
 from diptych_policy.suspicion import (
@@ -226,12 +227,13 @@ class LiveRequests:
         if is_dead(record, end, self._limits):
             effects = buried(record, end, request=request, tokens=tokens, unix_ms=self._unix_ms)
         request_id = record.request_id
+        prompt = unneeded_prompt(request, end) if request is not None else ""
         closed = msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)
         return [
             *effects,
             SaveRecord(closed),
             Announce(request_id, RequestEnded(request_id=request_id, end=end), f"{request_id}.end"),
-            EraseRequest(request_id, record.request_seq),
+            EraseRequest(request_id, record.request_seq, prompt),
         ]
 
     def _forget(self, live: LiveRequest) -> list[Effect]:

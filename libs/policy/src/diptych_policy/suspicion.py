@@ -13,7 +13,7 @@ neighbours. Nobody can tell them apart at first, so all of them have lost an att
 4. Ten lost attempts end it in any case: where it could never be put apart, say.
 
 So a request that kills whatever runs it takes five workers down, the last two apart; its neighbours
-lose three attempts, five at the very most, and are not blamed. docs/decisions/0003 has the reasons.
+lose three attempts, five at the very most, and are not blamed. docs/decisions/0004 has the reasons.
 """
 
 import msgspec

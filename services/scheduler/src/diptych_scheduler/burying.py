@@ -9,8 +9,9 @@ from opentelemetry.context import Context
 from diptych_bus.port import Bus, Delivery
 from diptych_contracts import subjects
 from diptych_contracts.dead import Cause, DeadLetter, DeadRequest
-from diptych_contracts.errors import Permanent
-from diptych_contracts.streams import GATEWAY_HEADER
+from diptych_contracts.errors import BusAway, DiptychError, Permanent
+from diptych_contracts.ids import RequestId
+from diptych_contracts.streams import DEAD_PROMPTS, GATEWAY_HEADER, PROMPTS
 from diptych_telemetry import logger, metrics
 
 STORE_S = 1.0
@@ -28,6 +29,8 @@ def trace_id(context: Context | None) -> str:
 
 async def bury_request(bus: Bus, dead: DeadRequest, context: Context | None) -> None:
     """Keep a request that failed; said again it changes nothing. Raises `Transient`."""
+    if dead.request is not None and dead.request.prompt is not None:
+        await _keep_prompt(bus, dead.request_id, dead.request.prompt.name)
     dead = msgspec.structs.replace(dead, trace_id=trace_id(context))
     subject = subjects.dead_request(dead.request_id)
     try:
@@ -45,6 +48,18 @@ async def bury_request(bus: Bus, dead: DeadRequest, context: Context | None) -> 
             lost_attempts=dead.lost_attempts,
             trace_id=dead.trace_id,
         )
+
+
+async def _keep_prompt(bus: Bus, request_id: RequestId, name: str) -> None:
+    """Copy a long prompt, which goes with its record, to where it is kept as long as `DEAD`."""
+    data = await bus.get_object(PROMPTS, name)
+    try:
+        if data is not None:
+            await bus.put_object(DEAD_PROMPTS, request_id, data)
+    except BusAway:
+        raise
+    except DiptychError as err:  # no room: the rest is worth keeping all the same
+        log.warning("prompt_not_kept", request_id=request_id, error=str(err))
 
 
 async def bury_letter(bus: Bus, stream: str, seq: int, delivery: Delivery, reason: str) -> None:
