@@ -163,7 +163,7 @@ MAX_RESPONSE_BYTES = 256 * 1024
 OBJECT_BUCKETS = (
     ObjectBucketSpec(MODELS),
     ObjectBucketSpec(PROMPTS, max_bytes=2 * 1024**3, max_age_s=REQUESTS.max_age_s),
-    ObjectBucketSpec(DEAD_PROMPTS, max_age_s=DEAD.max_age_s),
+    ObjectBucketSpec(DEAD_PROMPTS, max_bytes=DEAD.max_bytes, max_age_s=DEAD.max_age_s),
     ObjectBucketSpec(
         RESPONSE_PARTS,
         max_bytes=4 * 1024**3,
