@@ -109,6 +109,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     link: str | None = None
     next_link: str | None = None
     """The link to take if `link` cannot be opened; None: there is no other, or `link` is forced."""
+    apart: bool = False
+    """Whether its workers are given to nobody else meanwhile."""
 
     @property
     def entry(self) -> Incarnation:
@@ -131,6 +133,20 @@ class AnswerHead(Message, frozen=True, kw_only=True, tag="answer_head.1"):
     priority_class: PriorityClass = PriorityClass.INTERACTIVE
 
 
+class Setback(Message, frozen=True, kw_only=True, tag="setback.1"):
+    """Why an attempt did not finish."""
+
+    attempt: int
+    why: str
+    workers: tuple[Incarnation, ...] = ()
+    """Who had it, or gave it up."""
+    lost: bool = False
+    """Whether they died or fell silent, rather than said no."""
+    apart: bool = False
+    """Whether nothing else ran on them that could have been the reason."""
+    unix_ms: int = 0
+
+
 class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     """The truth about one request: bucket `requests`, key = request id.
 
@@ -145,7 +161,14 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     attempt: int = 1
     lost_attempts: int = 0
     """Attempts that ended by the death or silence of a worker."""
+    strikes: int = 0
+    """Of these, how many in a row brought next to nothing: `policy.suspicion`."""
+    setbacks: tuple[Setback, ...] = ()
+    """The last attempts that did not finish, oldest first."""
     adoptions: int = 0
+    """In a row, without a token between them."""
+    adopted_tokens: int = 0
+    """How many tokens the answer had when it was last adopted."""
     assignment: Assignment | None = None
     request_seq: int = 0
     """Where stream `REQUESTS` holds the request."""

@@ -24,6 +24,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.prompts import MAX_INLINE_TOKENS, compact
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
+from diptych_contracts.streams import GATEWAY_HEADER
 from diptych_gateway.checking import Call
 from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.measuring import check_fits, may_overflow, overflow
@@ -157,7 +158,11 @@ class Acceptance:
             began_s, attempt_s = clock(), max(_PAUSE_S, min(left_s, _ATTEMPT_S))
             try:
                 await self._bus.store(
-                    subject, request, msg_id=request.request_id, timeout_s=attempt_s
+                    subject,
+                    request,
+                    msg_id=request.request_id,
+                    timeout_s=attempt_s,
+                    headers={GATEWAY_HEADER: request.gateway},
                 )
             except StoreFull:
                 raise

@@ -5,6 +5,7 @@ import math
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from diptych_contracts.dead import Cause
 from diptych_contracts.errors import (
     ContextOverflow,
     DiptychError,
@@ -24,6 +25,10 @@ SERVER = "server_error"
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _FIRST_SERVER_STATUS = 500
+_HARMFUL = frozenset(
+    {Cause.LOST_WORKERS, Cause.LOST_SCHEDULERS, Cause.UNDELIVERABLE, Cause.IMPOSSIBLE}
+)
+"""The same request again would do the same again: libraries that repeat must not."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -140,5 +145,5 @@ def from_end(end: End, *, produced: bool) -> ApiError | None:
             error = ApiError(503, f"the request was cancelled{detail}", code="cancelled")
         case EndReason.FAILED:
             error = ApiError(500, f"the request failed{detail}", code="failed")
-    error.should_retry = not produced
+    error.should_retry = not produced and end.cause not in _HARMFUL
     return error

@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeVar, assert_never
 
 from opentelemetry.context import Context
 
-from diptych_bus.port import Bus, Kept, Pulled
+from diptych_bus.port import Bus, Delivery, Kept, Pulled
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Conflict, StoreFull, Transient
+from diptych_contracts.errors import BusAway, Conflict, Permanent, StoreFull, Transient
 from diptych_contracts.events import LifeCycleEvent
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import CancelDone, JobAnswer
@@ -19,6 +19,7 @@ from diptych_contracts.streams import PROMPTS, REQUEST_RECORDS, REQUESTS
 from diptych_policy.lifecycle import (
     AdoptRecord,
     Announce,
+    Bury,
     CancelWork,
     CreateRecord,
     Effect,
@@ -33,6 +34,7 @@ from diptych_policy.lifecycle import (
     SaveRecord,
     SendJob,
 )
+from diptych_scheduler.burying import bury_request
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_telemetry import logger, names, tracer
@@ -68,7 +70,7 @@ def request_of(effect: Effect) -> RequestId:
             return fence.request_id
         case PublishEnd(end=end):
             return end.request_id
-        case SendJob() | EraseRequest() | Announce():
+        case SendJob() | Bury() | EraseRequest() | Announce():
             return effect.request_id
         case _:
             assert_never(effect)
@@ -174,10 +176,11 @@ class Performer:
                 self._spawn(self._send_job(effect))
             case CancelWork():
                 self._spawn(self._cancel_work(effect))
-            case PublishFence(gateway, fence):
-                await self._journal(gateway, fence)
-            case PublishEnd(gateway, end):
-                await self._journal(gateway, end)
+            case PublishFence(gateway, entry) | PublishEnd(gateway, entry):
+                await self._journal(gateway, entry)
+            case Bury(request_id, dead):
+                context = self._contexts.get(request_id)
+                await _until_back(lambda: bury_request(self._bus, dead, context))
             case EraseRequest():
                 await self._erase(effect)
             case Announce(event=event, msg_id=msg_id):
@@ -241,7 +244,7 @@ class Performer:
             return
         log.info("request_adopted", request_id=record.request_id, attempt=record.attempt)
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
-        request: Request | None = stored.decode(Request) if stored else None
+        request = _request_in(stored)
         self._contexts[record.request_id] = stored.context if stored else None
         parts, until_seq = await self._journals.history(record)
         self._owner.tell(RecordAdopted(record, request, parts, until_seq))
@@ -307,6 +310,16 @@ class Performer:
             else:
                 return
         log.warning("event_not_stored", subject=subject, msg_id=msg_id)
+
+
+def _request_in(stored: Delivery | None) -> Request | None:
+    """What stream `REQUESTS` holds, if it is a request."""
+    try:
+        request: Request | None = stored.decode(Request) if stored else None
+    except Permanent as err:
+        log.error("request_unreadable", error=str(err))
+        return None
+    return request
 
 
 async def _until_back(call: Callable[[], Awaitable[T]]) -> T:

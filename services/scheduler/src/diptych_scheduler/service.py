@@ -12,7 +12,12 @@ from diptych_contracts.fleet import Beat, QueueLoad, WorkerLoad, WorkerRegistrat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.responses import Attended
-from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
+from diptych_contracts.streams import (
+    REQUEST_RECORDS,
+    SCHEDULERS,
+    UNDELIVERED_SCHEDULERS,
+    WORKERS,
+)
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
     AnswersAttended,
@@ -37,6 +42,11 @@ log = logger("scheduler")
 
 _QUEUE_S = 0.25
 """How often gateways hear how long the queue is."""
+
+
+def never() -> bool:
+    """What is pulled here ends at once: it needs no place in the queue."""
+    return False
 
 
 class Scheduler:
@@ -66,12 +76,21 @@ class Scheduler:
             self._cached = CachedBlocks(
                 self._bus, self._fleet.blocks, tasks, self._member.incarnation
             )
-            intake = Intake(self._bus, self._journals, self._performer, self.tell)
+            intake = Intake(
+                self._bus,
+                self._journals,
+                records=self._performer,
+                tell=self.tell,
+                recorded=self._ledger.recorded,
+            )
             try:
                 await self._listen()
-                pulling = await self._bus.pull(
-                    SCHEDULERS, intake.take, paused=lambda: self._ledger.full
-                )
+                pulling = [
+                    await self._bus.pull(SCHEDULERS, intake.take, paused=lambda: self._ledger.full),
+                    await self._bus.pull(
+                        UNDELIVERED_SCHEDULERS, intake.take_undelivered, paused=never
+                    ),
+                ]
                 sweep = PromptSweep(self._bus)
                 working = [
                     tasks.create_task(intake.run()),
@@ -82,7 +101,8 @@ class Scheduler:
                 self._member.ready(True)
                 await self._member.stopping.wait()
                 self._member.ready(False, "stopping")
-                await pulling.close()
+                for pull in pulling:
+                    await pull.close()
                 await self._performer.settle(timeout_s=2.0)
                 for task in working:
                     task.cancel()

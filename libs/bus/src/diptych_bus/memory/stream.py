@@ -74,6 +74,10 @@ class MemoryStream:
                 return self._messages[candidate]
         return None
 
+    def after(self, seq: int) -> list[StoredMessage]:
+        """All messages after `seq`, in order."""
+        return [message for place, message in self._messages.items() if place > seq]
+
     def on(self, subject: str, *, after_seq: int) -> Iterator[StoredMessage]:
         """The messages on `subject` after `after_seq`, in order."""
         seqs = self._by_subject.get(subject, [])
