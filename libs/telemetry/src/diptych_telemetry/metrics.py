@@ -105,6 +105,9 @@ class SchedulerMetrics:
         self.false_alarms = counter(
             "scheduler_false_alarms_total", "Members declared dead that were only silent."
         )
+        self.dead = counter(
+            "scheduler_dead_requests_total", "Requests that were given up as failed.", "cause"
+        )
         self.workers = gauge("scheduler_workers", "Workers believed alive.", "role")
         self.route_duration = histogram(
             "scheduler_route_duration_seconds",
