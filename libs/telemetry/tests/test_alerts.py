@@ -1,4 +1,4 @@
-"""`docs/operations.md` names metrics to alert on: each exists, and what counts harm has an alert."""
+"""`docs/operations.md` names metrics to alert on: each exists; what counts harm has an alert."""
 
 import re
 from pathlib import Path
