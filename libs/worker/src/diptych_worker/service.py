@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from diptych_bus.port import Delivery
@@ -195,6 +196,8 @@ class Worker:
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
+        # Not a `finally` in the task: one that is cancelled before its first step has none.
+        attempt.task.add_done_callback(partial(self._over, attempt))
 
     async def _run(self, attempt: Attempt, job: Job, blocks: list[KvBlock]) -> None:
         """One attempt from its acceptance to the moment nothing of it is held here."""
@@ -206,12 +209,14 @@ class Worker:
                 await self._decode(attempt, job, blocks)
         except DiptychError as err:
             self._news.fail(attempt, err)
-        finally:
-            self._news.attempts.pop(attempt.key, None)
-            del self._attempts[attempt.key]
-            if isinstance(job, DecodeJob):
-                self._take_over.imported(job.transfer_id)
-            self._admission.leave(*attempt.key)
+
+    def _over(self, attempt: Attempt, _task: "asyncio.Task[None]") -> None:
+        """Nothing of an attempt is held here any more."""
+        self._news.attempts.pop(attempt.key, None)
+        del self._attempts[attempt.key]
+        if isinstance(attempt.job, DecodeJob):
+            self._take_over.imported(attempt.job.transfer_id)
+        self._admission.leave(*attempt.key)
 
     async def _decode(
         self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
