@@ -95,7 +95,7 @@ class Scheduler:
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
         effects = self._ledger.handle(
-            event, now_s=self._liveness.judged_s, unix_ms=time.time_ns() // 1_000_000
+            event, now_s=self.judged_s, unix_ms=time.time_ns() // 1_000_000
         )
         self._performer.order(effects)
 
@@ -164,6 +164,11 @@ class Scheduler:
     def _lose(self, member: Incarnation) -> None:
         self._fleet.lost(member)
         self.tell(MemberWasLost(member))
+
+    @property
+    def judged_s(self) -> float:
+        """The judge's clock."""
+        return self._liveness.judged_s
 
     def alive(self, member: Incarnation) -> bool:
         """Whether a worker beats."""
