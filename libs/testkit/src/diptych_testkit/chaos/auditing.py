@@ -10,7 +10,7 @@ from urllib.request import urlopen
 from diptych_testkit.chaos.alarms import false_alarms, losses
 from diptych_testkit.chaos.checking import NONE, Damage, Outcome, Piece, Told, compare, judge
 from diptych_testkit.chaos.crew import REPLICAS, Crew, Replica
-from diptych_testkit.chaos.pauses import Struck, pause
+from diptych_testkit.chaos.pauses import Struck, pauses
 from diptych_testkit.chaos.plan import Target
 from diptych_testkit.chaos.table import Report, Sample
 from diptych_testkit.chaos.undisturbed import Undisturbed
@@ -58,11 +58,10 @@ def _judge(report: Report, told: Sequence[Told], watch: Watch, undisturbed: Undi
                 gateway_struck=any(_is_its_gateway(one, s) for s in struck),
             )
         )
-        hit = [s for s in struck if one.request_id in s.hit]
-        again = watch.again.get(one.request_id, ())
-        for fault in hit:
-            if (longest := pause(one, fault, again)) is not None:
-                report.pauses.append(Sample(fault, longest))
+        fences_s = watch.fences_s.get(one.request_id, ())
+        found = pauses(one, report.struck, fences_s)
+        by_number = {s.fault.number: s for s in report.struck}
+        report.pauses += [Sample(by_number[number], gap) for number, gap in found.items()]
         if not struck and len(one.times_s) > 1:
             report.calm_s.append(max(b - a for a, b in pairwise(one.times_s)))
 

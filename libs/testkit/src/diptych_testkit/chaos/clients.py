@@ -24,6 +24,8 @@ LIMIT_S = 150.0
 """A request that has no terminal event after this is called hung."""
 SILENCE_S = 25.0
 """A live gateway sends a keep-alive every 10 s; frozen ones thaw after 8 s."""
+FLOWING_S = 2.0
+_LOOK_S = 0.1
 _PAUSE_S = 0.2
 _FIRST_DELTA = 4
 """The number of a response's first piece of text: see docs/responses.md."""
@@ -73,23 +75,42 @@ class Clients:
             timeout=httpx.Timeout(SILENCE_S, connect=5.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
-        self.in_flight = 0
+        self._telling: dict[int, Told] = {}
 
     async def close(self) -> None:
         """Close every connection."""
         await self._http.aclose()
 
+    @property
+    def in_flight(self) -> int:
+        """Requests being made or answered."""
+        return len(self._telling)
+
+    @property
+    def flowing(self) -> bool:
+        """Whether every answer that has begun had a piece of text lately."""
+        now_s = time.monotonic()
+        began = [told for told in self._telling.values() if told.times_s]
+        return all(now_s - told.times_s[-1] < FLOWING_S for told in began)
+
+    async def until_flowing(self, timeout_s: float) -> None:
+        """Wait for `flowing`, `timeout_s` at most."""
+        for _ in range(round(timeout_s / _LOOK_S)):
+            if self.flowing:
+                return
+            await asyncio.sleep(_LOOK_S)
+
     async def tell(self, ask: Ask, gateway: int) -> Told:
         """Make one request, to its end or the client's."""
         told = Told(ask, time.monotonic(), gateway % len(self._urls))
-        self.in_flight += 1
+        self._telling[id(told)] = told
         try:
             async with asyncio.timeout(LIMIT_S):
                 await self._with_patience(told)
         except TimeoutError:
             told.outcome, told.detail = Outcome.HUNG, f"nothing ended it in {LIMIT_S:g} s"
         finally:
-            self.in_flight -= 1
+            del self._telling[id(told)]
             told.ended_s = time.monotonic()
         return told
 

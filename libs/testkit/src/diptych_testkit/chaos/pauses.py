@@ -11,8 +11,9 @@ from diptych_testkit.chaos.plan import Fault, Kind, Target
 REACH_S = 2.0
 """A pause belongs to a fault if it overlaps the fault, or the two seconds after its beginning."""
 DEATH_S = 2.0
-"""Longest pause after a decode worker's death, its re-prefill apart."""
 FREEZE_S = 6.0
+"""Longest pauses after a worker's death and freeze, the re-prefill apart: that takes as long as the
+machine takes for it."""
 BACK_S = 3.0
 """After the way itself (gateway, bus, machine) is back."""
 
@@ -33,50 +34,53 @@ class Struck:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """One stream's pause around one fault."""
+    """A gap between two pieces of one stream."""
 
-    took_s: float
-    again_s: float = 0.0
-    """How much of it was spent on prefilling again: from the fence to the next token."""
+    start_s: float
+    end_s: float
+    fenced_s: float | None = None
+    """When the journal showed the first new attempt within it."""
+
+    @property
+    def took_s(self) -> float:
+        """How long it was."""
+        return self.end_s - self.start_s
 
     @property
     def noticing_s(self) -> float:
-        """The rest: until the death was noticed and the next attempt announced."""
-        return max(0.0, self.took_s - self.again_s)
+        """Until the next attempt was announced; what follows is prefilled again."""
+        return self.took_s if self.fenced_s is None else self.fenced_s - self.start_s
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
-    """A new attempt, as the journal showed it."""
+def pauses(told: Told, struck: Sequence[Struck], fences_s: Sequence[float]) -> dict[int, Pause]:
+    """The stream's longest pause for each fault that hit it, by the fault's number.
 
-    fenced_s: float
-    token_s: float
-    """When its first token came."""
+    A gap belongs to the first fault it overlaps: one that follows did not begin it.
 
-
-def pause(told: Told, struck: Struck, again: Sequence[Again] = ()) -> Pause | None:
-    """The stream's longest pause around `struck`; None if it did not stream then."""
-    until_s = max(struck.began_s + REACH_S, _lasts_until_s(struck))
+    Args:
+        told: The stream.
+        struck: All faults, in order.
+        fences_s: When the journal showed new attempts of its request.
+    """
     times = list(told.times_s)
     if told.outcome in (Outcome.FINISHED, Outcome.FAILED):
         times.append(told.ended_s)
-    gaps = [
-        (end_s - start_s, start_s, end_s)
-        for start_s, end_s in pairwise(times)
-        if end_s > struck.began_s and start_s < until_s
-    ]
-    if not gaps:
-        return None
-    took_s, start_s, end_s = max(gaps)
-    spent_s = sum(
-        min(a.token_s, end_s) - a.fenced_s for a in again if start_s <= a.fenced_s < end_s
-    )
-    return Pause(took_s, spent_s)
+    longest: dict[int, Pause] = {}
+    for start_s, end_s in pairwise(times):
+        cause = next((s for s in struck if _overlaps(s, start_s, end_s)), None)
+        if cause is None or told.request_id not in cause.hit:
+            continue
+        fenced_s = next((f for f in fences_s if start_s <= f < end_s), None)
+        found = Pause(start_s, end_s, fenced_s)
+        known = longest.get(cause.fault.number)
+        if known is None or found.took_s > known.took_s:
+            longest[cause.fault.number] = found
+    return longest
 
 
-def _lasts_until_s(struck: Struck) -> float:
-    """How long a stream may be touched by the fault itself, its victim's restart apart."""
-    return struck.began_s + struck.fault.for_s
+def _overlaps(struck: Struck, start_s: float, end_s: float) -> bool:
+    until_s = struck.began_s + max(REACH_S, struck.fault.for_s)
+    return end_s > struck.began_s and start_s < until_s
 
 
 def allowed_s(fault: Fault) -> float | None:
@@ -92,12 +96,6 @@ def allowed_s(fault: Fault) -> float | None:
             return None
         case _:
             return FREEZE_S
-
-
-def judged_s(fault: Fault, seen: Pause) -> float:
-    """The part of a pause that `allowed_s` speaks of."""
-    death = fault.kind is Kind.KILL and fault.target is Target.DECODE
-    return seen.noticing_s if death else seen.took_s
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -25,7 +25,10 @@ from diptych_testkit.chaos.watching import Watch
 from diptych_testkit.live_stack import MODEL, LiveStack
 
 SETTLING_S = 3.0
-"""Between the end of one fault and the next: one process at a time is what is promised for."""
+"""At least this lies between the end of one fault and the next: one process at a time is what is
+promised for. Streams that are still being recovered are waited for."""
+_RECOVERY_S = 40.0
+_OVERTIME_PER_FAULT_S = 10.0
 _WARM_S = 5.0
 _REFUSED_PAUSE_S = 0.25
 _OVERTIME_S = 420.0
@@ -45,11 +48,11 @@ def main(options: Options) -> int:
     with _folder(options) as folder:
         stack = LiveStack(folder, engine=options.engine)
         crew = Crew(stack)
-        limit_s = 60 * options.minutes + _OVERTIME_S
+        run = Run(options, crew, undisturbed)
+        limit_s = 60 * options.minutes + _OVERTIME_S + _OVERTIME_PER_FAULT_S * run.report.planned
         dead_man = threading.Timer(limit_s + _CLOSING_S, _give_up, (crew,))
         dead_man.daemon = True
         dead_man.start()
-        run = Run(options, crew, undisturbed)
         try:
             asyncio.run(run.whole(limit_s))
         finally:
@@ -132,7 +135,7 @@ class Run:
         counting = asyncio.create_task(self._count(clients))
         try:
             await asyncio.sleep(_WARM_S)
-            await self._strike_all(watch)
+            await self._strike_all(clients, watch)
             counting.cancel()
             self._stop.set()
             await asyncio.wait(slots, timeout=LIMIT_S + SETTLING_S)
@@ -163,12 +166,13 @@ class Run:
             least = min(self.report.least_in_flight, clients.in_flight)
             self.report.least_in_flight = least
 
-    async def _strike_all(self, watch: Watch) -> None:
+    async def _strike_all(self, clients: Clients, watch: Watch) -> None:
         began_s = time.monotonic()
         for fault in self._plan:
             await asyncio.sleep(max(0.0, began_s + fault.at_s - time.monotonic()))
             await self._strike(fault, watch)
             await asyncio.sleep(SETTLING_S)
+            await clients.until_flowing(_RECOVERY_S)
         left_s = began_s + 60 * self._options.minutes - time.monotonic()
         await asyncio.sleep(max(0.0, left_s))
 

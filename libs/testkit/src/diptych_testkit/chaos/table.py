@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from diptych_testkit.chaos.alarms import Loss
 from diptych_testkit.chaos.checking import NONE, Damage, Outcome, Verdict
-from diptych_testkit.chaos.pauses import Pause, Struck, allowed_s, judged_s, percentile
+from diptych_testkit.chaos.pauses import Pause, Struck, allowed_s, percentile
 from diptych_testkit.chaos.plan import names
 
 MIN_STREAMS = 16
@@ -99,7 +99,7 @@ def _over_s(sample: Sample) -> float:
     allowed = allowed_s(sample.struck.fault)
     if allowed is None:
         return 0.0
-    return judged_s(sample.struck.fault, sample.pause) - allowed
+    return sample.pause.noticing_s - allowed
 
 
 def lines(report: Report) -> list[str]:

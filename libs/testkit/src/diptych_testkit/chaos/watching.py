@@ -19,7 +19,6 @@ from diptych_contracts.journal import Fence, JournalEntry, TokenEntry
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
 from diptych_policy.journal import RequestView, parts
-from diptych_testkit.chaos.pauses import Again
 from diptych_testkit.chaos.plan import Target
 
 _CALL_S = 2.0
@@ -49,8 +48,9 @@ class Watch:
         self._url = url
         self.records: dict[str, RequestRecord] = {}
         """The newest record of each request, those that have expired included."""
-        self.again: dict[str, list[Again]] = defaultdict(list)
-        self._fenced: dict[str, tuple[int, float]] = {}
+        self.fences_s: dict[str, list[float]] = defaultdict(list)
+        """When each new attempt was announced."""
+        self._newest: dict[str, int] = {}
         self._streaming: dict[str, int] = {}
         """The attempt whose tokens were last seen."""
         self._loads: dict[str, WorkerLoad] = {}
@@ -105,17 +105,11 @@ class Watch:
         for part in parts(delivery.decode(JournalEntry)):
             match part:
                 case Fence(request_id=request_id, attempt=attempt):
-                    if attempt > self._fenced.get(request_id, (1, 0.0))[0]:
-                        self._fenced[request_id] = (attempt, now_s)
+                    if attempt > self._newest.get(request_id, 1):
+                        self._newest[request_id] = attempt
+                        self.fences_s[request_id].append(now_s)
                 case TokenEntry(request_id=request_id, attempt=attempt):
-                    self._token(request_id, attempt, now_s)
-
-    def _token(self, request_id: str, attempt: int, now_s: float) -> None:
-        self._streaming[request_id] = attempt
-        newest, fenced_s = self._fenced.get(request_id, (1, 0.0))
-        if fenced_s and attempt == newest:
-            self.again[request_id].append(Again(fenced_s, now_s))
-            self._fenced[request_id] = (newest, 0.0)
+                    self._streaming[request_id] = attempt
 
     # The audit
 
