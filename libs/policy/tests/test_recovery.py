@@ -315,27 +315,6 @@ def test_a_cancel_reaches_workers_record_and_journal(running: Case) -> None:
     assert only(EraseRequest, running.hear(end)).request_seq == 7
 
 
-@pytest.mark.parametrize("mark", [RecordState.CANCELLING, RecordState.ENDING])
-def test_a_mark_on_an_attempt_that_was_just_lost_ends_the_next_one(
-    mark: RecordState, running: Case
-) -> None:
-    """Its end went out under the old attempt, behind the new one's fence: it never counted."""
-    running.hear(tokens(11))
-    saved = only(SaveRecord, running.lose(D1))
-    assert saved.record.attempt == 2
-    seen = msgspec.structs.replace(
-        saved.record, state=mark, attempt=1, end=an_end(EndReason.EXPIRED)
-    )
-    effects = running.tell(RecordSeen(seen)) + running.wait(2.0)
-    fences = [effect.fence for effect in effects if isinstance(effect, PublishFence)]
-    assert {fence.attempt for fence in fences} == {2}
-    ends = [effect.end for effect in effects if isinstance(effect, PublishEnd)]
-    assert {end.attempt for end in ends} == {2}
-    running.hear(fence(2))
-    closed = only(SaveRecord, running.hear(ends[-1])).record
-    assert (closed.state, closed.attempt) == (RecordState.CLOSED, 2)
-
-
 def test_a_cancel_that_came_before_the_request_ends_it_at_once(case: Case) -> None:
     case.tell(RequestArrived(a_request(), 7, 3))
     cancelling = RequestRecord(

@@ -143,18 +143,7 @@ class LiveRequests:
         live.end = end
         live.record = msgspec.structs.replace(live.record, state=RecordState.ENDING, end=end)
         live.to(Stage.ENDING, now_s=self._now_s)
-        return [SaveRecord(live.record), *cancels, *self._publish_end(live, end)]
-
-    def _publish_end(self, live: LiveRequest, end: End) -> list[Effect]:
-        """The end, behind the fence of its attempt if the journal has not shown that yet.
-
-        Before its fence it would not count, and the request would never end.
-        """
-        record = live.record
-        end = msgspec.structs.replace(end, attempt=record.attempt)
-        fenced = live.view.attempt == record.attempt
-        fence = [] if fenced else [PublishFence(record.gateway, live.fence())]
-        return [*fence, PublishEnd(record.gateway, end)]
+        return [SaveRecord(live.record), *cancels, PublishEnd(live.record.gateway, end)]
 
     def _close(self, live: LiveRequest, end: End) -> list[Effect]:
         self._forget(live)

@@ -133,18 +133,16 @@ class Ledger(LiveRequests):
             return self._forget(live)
         if live.stage is Stage.ENDING:
             return []
-        # A gateway marks what it saw: an attempt begun meanwhile may be fenced already.
-        attempt = max(record.attempt, live.record.attempt)
         if record.state is RecordState.CANCELLING:
             live.record = msgspec.structs.replace(
-                record, owner=self._me, request_seq=live.record.request_seq, attempt=attempt
+                record, owner=self._me, request_seq=live.record.request_seq
             )
             return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
         if record.owner != self._me:
             self._foreign.note(record)
             return self._forget(live)
         if record.state is RecordState.ENDING:
-            live.record = msgspec.structs.replace(record, attempt=attempt)
+            live.record = record
             live.end = record.end
             self._release(live)
             live.to(Stage.ENDING, now_s=self._now_s)
@@ -359,6 +357,6 @@ class Ledger(LiveRequests):
             case EndUnheard():
                 live.since_s = self._now_s
                 end = live.end or live.end_as(EndReason.FAILED, "no end was published")
-                return self._publish_end(live, end)
+                return [PublishEnd(live.record.gateway, end)]
             case None:
                 return []
