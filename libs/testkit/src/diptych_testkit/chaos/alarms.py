@@ -38,6 +38,11 @@ def losses(lines: Iterable[str]) -> list[Loss]:
     return found
 
 
+def returns(lines: Iterable[str]) -> int:
+    """How often a member that had been declared dead beat again, by a scheduler's log."""
+    return sum('"member_returned"' in line for line in lines)
+
+
 def false_alarms(
     said: Sequence[Loss], struck: Sequence[Struck], *, unix_offset_s: float
 ) -> list[Loss]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from diptych_testkit.chaos.alarms import false_alarms, losses
+from diptych_testkit.chaos.alarms import false_alarms, losses, returns
 from diptych_testkit.chaos.checking import NONE, Damage, Outcome, Piece, Told, compare, judge
 from diptych_testkit.chaos.crew import REPLICAS, Crew, Replica
 from diptych_testkit.chaos.pauses import Struck, pauses
@@ -97,12 +97,11 @@ def _as_pieces(ids: Sequence[int]) -> Iterator[Piece]:
 
 def _alarms(report: Report, crew: Crew) -> None:
     for log in crew.scheduler_logs():
-        with log.open(errors="replace") as lines:
-            report.losses += losses(lines)
+        lines = log.read_text(errors="replace").splitlines()
+        report.losses += losses(lines)
+        report.returned += returns(lines)
     offset_s = time.time() - time.monotonic()
     report.false_alarms = false_alarms(report.losses, report.struck, unix_offset_s=offset_s)
-    returned = "diptych_scheduler_members_returned_total"
-    report.returned = int(sum(metric(r, returned) for r in crew.of(Target.SCHEDULER)))
 
 
 def metric(replica: Replica, name: str) -> float:

@@ -133,7 +133,10 @@ class Crew:
                     who = f"{replica.target} {replica.incarnation}"
                     self.crashes.append(Crash(who, code, replica.process.last_words()))
                     replica.down = True
-                    await self._replace(replica)
+                    try:
+                        await self._replace(replica)
+                    except AssertionError as err:
+                        self.crashes.append(Crash(f"the next {replica.target}", 0, str(err)))
 
     async def _replace(self, replica: Replica) -> None:
         # In this thread: a tethered process dies with the thread that started it.

@@ -31,7 +31,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--seed", type=int, default=None, help="replays a plan; default: random")
     parser.add_argument("--minutes", type=float, default=10.0, help="of load; default 10")
     parser.add_argument("--faults", type=int, default=None, help="default: six per minute")
-    parser.add_argument("--streams", type=int, default=18, help="at all times; default 18")
+    parser.add_argument("--streams", type=int, default=20, help="at all times; default 20")
     parser.add_argument("--engine", choices=("llamacpp", "sim"), default="llamacpp")
     parser.add_argument("--folder", type=Path, default=None, help="keep stores and logs here")
     given = parser.parse_args(arguments)

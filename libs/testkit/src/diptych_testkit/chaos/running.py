@@ -4,10 +4,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +32,8 @@ promised for. Streams that are still being recovered are waited for."""
 _RECOVERY_S = 40.0
 _OVERTIME_PER_FAULT_S = 10.0
 _WARM_S = 5.0
-_REFUSED_PAUSE_S = 0.25
+_REFUSED_PAUSE_S = 0.1
+_INTERRUPTED = "the run was interrupted"
 _OVERTIME_S = 420.0
 """Beyond the load: start, faults that took longer, the last requests and the audit."""
 _CLOSING_S = 60.0
@@ -55,6 +58,8 @@ def main(options: Options) -> int:
         dead_man.start()
         try:
             asyncio.run(run.whole(limit_s))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            run.report.broken_off = _INTERRUPTED
         finally:
             crew.close()
             dead_man.cancel()
@@ -105,13 +110,19 @@ class Run:
         self.report = Report(options.seed, 0.0, len(self._plan), options.streams)
 
     async def whole(self, limit_s: float) -> None:
-        """Start, load, strike and audit, within `limit_s`."""
+        """Start, load, strike and audit, within `limit_s`; whatever goes wrong is in the report."""
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         try:
             async with asyncio.timeout(limit_s):
                 await self._crew.start()
                 await self._under_load()
         except TimeoutError:
             self.report.broken_off = f"the run was cut off after {limit_s:g} s"
+        except Exception as err:
+            traceback.print_exc()
+            self.report.broken_off = f"the run itself failed: {err!r}"
 
     async def _under_load(self) -> None:
         watch = await Watch.start(self._crew.stack.nats.url)

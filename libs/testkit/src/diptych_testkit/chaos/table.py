@@ -47,7 +47,7 @@ class Report:
     losses: list[Loss] = field(default_factory=list)
     false_alarms: list[Loss] = field(default_factory=list)
     returned: int = 0
-    """Members that were declared lost and beat again, by the schedulers' own count."""
+    """Members that were declared lost and beat again, as their schedulers told it."""
     crashes: list[str] = field(default_factory=list)
     broken_off: str = ""
     """Why the run did not come to its end."""
