@@ -36,7 +36,7 @@ from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_scheduler.sweeping import PromptSweep
-from diptych_telemetry import logger
+from diptych_telemetry import logger, metrics
 
 log = logger("scheduler")
 
@@ -124,7 +124,7 @@ class Scheduler:
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
         effects = self._ledger.handle(
-            event, now_s=self._liveness.judged_s, unix_ms=time.time_ns() // 1_000_000
+            event, now_s=self.judged_s, unix_ms=time.time_ns() // 1_000_000
         )
         self._performer.order(effects)
 
@@ -133,8 +133,14 @@ class Scheduler:
         now_s = self._member.now_s()
         if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
             now_s = self._member.beat_sent_s(beat.count) or 0.0
-        for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
+        patience_s = beat.patience_ms / 1000
+        for found in self._liveness.beat(
+            beat.member, now_s=now_s, ready=beat.ready, patience_s=patience_s
+        ):
             self._fleet.found(found.member)
+            if found.returned:
+                metrics.scheduler().returned.inc()
+                log.warning("member_returned", member=found.member)
             self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
             self.tell(MemberWasFound(found.member))
 
@@ -173,6 +179,7 @@ class Scheduler:
                 log.warning(
                     "member_lost", member=lost.member, silent_ms=round(lost.silent_s * 1000)
                 )
+                metrics.scheduler().lost.inc()
                 event = MemberLost(member=lost.member, silent_ms=round(lost.silent_s * 1000))
                 self._performer.announce(event, f"{lost.member}.lost")
                 self._lose(lost.member)
@@ -180,6 +187,8 @@ class Scheduler:
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
             self.tell(Ticked())
+            metrics.scheduler().owned.set(len(self._ledger))
+            metrics.scheduler().queued.set(self._ledger.queued)
             await self._journals.unfollow_idle(self._liveness.alive)
 
     async def _report_queue(self) -> None:
@@ -195,6 +204,11 @@ class Scheduler:
     def _lose(self, member: Incarnation) -> None:
         self._fleet.lost(member)
         self.tell(MemberWasLost(member))
+
+    @property
+    def judged_s(self) -> float:
+        """The judge's clock."""
+        return self._liveness.judged_s
 
     def alive(self, member: Incarnation) -> bool:
         """Whether a worker beats."""
