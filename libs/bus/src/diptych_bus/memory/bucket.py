@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from diptych_bus.lifetime import Lifetime
 from diptych_bus.memory.stopping import Owned
 from diptych_bus.memory.timers import Timer, Timers
-from diptych_bus.port import Gone, Kept, Subscription
+from diptych_bus.port import Gone, Kept, Subscription, never
 from diptych_bus.sizes import check_size
 from diptych_contracts.errors import Conflict, StoreFull
 from diptych_contracts.streams import BucketSpec
@@ -99,11 +99,15 @@ class BucketWatch(Generic[M]):
         self,
         store: BucketStore,
         kind: type[M],
-        handler: Callable[[Kept[M] | Gone], None],
         lifetime: Lifetime,
+        *,
+        handler: Callable[[Kept[M] | Gone], None],
+        final: Callable[[M], bool],
     ) -> None:
         self._store = store
         self._kind = kind
+        self._final = final
+        self._known: set[str] = set()
         self._handler: Callable[[Kept[M] | Gone], None] | None = handler
         self._lifetime = lifetime
         for key, value in tuple(store.values.items()):
@@ -132,9 +136,13 @@ class BucketWatch(Generic[M]):
         if self._handler is None:
             return
         if value is None:
-            self._handler(Gone(key))
-        else:
-            self._handler(Kept(key, decode(value.data, self._kind), value.revision))
+            if key in self._known:
+                self._known.discard(key)
+                self._handler(Gone(key))
+            return
+        seen = decode(value.data, self._kind)
+        (self._known.discard if self._final(seen) else self._known.add)(key)
+        self._handler(Kept(key, seen, value.revision))
 
 
 class Line(Protocol):
@@ -182,10 +190,14 @@ class MemoryBucket(Generic[M]):
         await self._line.round_trip()
         self._store.delete(key)
 
-    async def watch(self, handler: Callable[[Kept[M] | Gone], None]) -> Subscription:
+    async def watch(
+        self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never
+    ) -> Subscription:
         """Call `handler` for every present key (before this returns), then for each change."""
         await self._line.round_trip()
-        watch = BucketWatch(self._store, self._kind, handler, self._line.lifetime)
+        watch = BucketWatch(
+            self._store, self._kind, self._line.lifetime, handler=handler, final=final
+        )
         self._line.own(watch)
         return watch
 
