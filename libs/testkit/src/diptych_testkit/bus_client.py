@@ -20,11 +20,16 @@ from diptych_policy.journal import RequestView, parts
 _BEAT_S = 0.1
 
 
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class BusClient:
     """Sends requests as gateway `me`."""
 
-    def __init__(self, bus: Bus, me: Incarnation) -> None:
+    def __init__(self, bus: Bus, me: Incarnation, *, unix_ms: Callable[[], int] = _unix_ms) -> None:
         self._bus = bus
+        self._unix_ms = unix_ms
         self._me = me
         self._following: Subscription | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -48,7 +53,7 @@ class BusClient:
     async def send(self, request: Request) -> None:
         """Store a request, as a gateway does."""
         request = msgspec.structs.replace(
-            request, gateway=self._me, created_unix_ms=time.time_ns() // 1_000_000
+            request, gateway=self._me, created_unix_ms=self._unix_ms()
         )
         self.views[request.request_id] = RequestView(request.request_id)
         self.delivered[request.request_id] = []

@@ -1,21 +1,31 @@
-"""A whole Diptych in one process, but for the gateway: memory bus, toy engine, real KV links."""
+"""A whole Diptych in one process, but for the gateway: memory bus, toy engine, KV links.
+
+In virtual time (on a `virtual_time.VirtualLoop`) nothing waits: the loop steps the engines, and KV
+links are `virtual_links`. In real time engines and links have their threads, as in a worker.
+"""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass
+from functools import cache
 from random import Random, getrandbits
 from typing import Any
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
 from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
+from diptych_chassis.vitals import Vitals
 from diptych_contracts import subjects
+from diptych_contracts.cards import ModelCard
 from diptych_contracts.fleet import Beat, Role, WorkerLoad
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import RecordState, RequestRecord
+from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_engine.port import StepEngine
+from diptych_engine.port import Engine, StepEngine
 from diptych_engine.step_loop import StepLoop
 from diptych_power.sim import SimulatedDevice
 from diptych_scheduler import app as scheduler
@@ -24,10 +34,15 @@ from diptych_testkit.builders import GATEWAY, MODEL
 from diptych_testkit.bus_client import BusClient
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_testkit.toy_engine import ToyStepEngine
+from diptych_testkit.virtual_engine import VirtualEngine
+from diptych_testkit.virtual_links import Network
+from diptych_testkit.virtual_time import LIFE, virtual_loop
 from diptych_worker.assembling import run_worker
+from diptych_worker.device import Equipment
 from diptych_worker.settings import WorkerSettings
 
 _BEAT_S = 0.1
+_EPOCH_MS = 1_700_000_000_000
 
 
 class NoStops:
@@ -46,6 +61,7 @@ class Life:
 
     member: Member
     bus: MemoryBus
+    context: Context
     task: asyncio.Task[None]
     beating: bool = True
     known: bool = False
@@ -58,18 +74,42 @@ class SmallFleet:
     def __init__(self, broker: MemoryBroker, tasks: asyncio.TaskGroup) -> None:
         self.broker = broker
         self.bus = broker.connect("test")
-        self.client = BusClient(self.bus, GATEWAY)
+        self.client = BusClient(self.bus, GATEWAY, unix_ms=self.unix_ms)
         self.lives: dict[str, Life] = {}
         self.loads: dict[str, WorkerLoad] = {}
+        self.engines: dict[str, StepEngine] = {}
+        self.crashes: list[BaseException] = []
+        """What ended engines in virtual time; in real time it ends the process."""
+        self.skew_ms: dict[str, int] = {}
+        """How far members' wall clocks are ahead."""
         self._load_news = asyncio.Event()
-        self._life = f"{getrandbits(32):08x}"
+        self._loop = virtual_loop()
+        self.network = Network() if self._loop is not None else None
+        """The KV links, in virtual time."""
+        self._life = "v" if self._loop is not None else f"{getrandbits(32):08x}"
         self._tasks = tasks
 
-    def _member(self, service: str, name: str) -> Member:
-        bus = self.broker.connect(name)
-        return Member(
-            service=service, incarnation=self.incarnation(name), bus=bus, rng=Random(name)
+    def unix_ms(self, name: str = "") -> int:
+        """Wall time, as a member's clock has it."""
+        if self._loop is None:
+            return time.time_ns() // 1_000_000 + self.skew_ms.get(name, 0)
+        return _EPOCH_MS + round(self._loop.time() * 1000) + self.skew_ms.get(name, 0)
+
+    def _member(self, service: str, name: str) -> tuple[Member, Context]:
+        """A member, and the context in which all its code runs."""
+        context = copy_context()
+        context.run(LIFE.set, name)
+        clock = asyncio.get_running_loop().time
+        member = Member(
+            service=service,
+            incarnation=self.incarnation(name),
+            bus=context.run(self.broker.connect, name),
+            rng=Random(name),
+            clock=clock,
+            wall_ns=lambda: self.unix_ms(name) * 1_000_000,
+            vitals=Vitals(clock()),
         )
+        return member, context
 
     def incarnation(self, name: str) -> Incarnation:
         """A member's full id: its shared memory must not meet that of another test's."""
@@ -77,32 +117,37 @@ class SmallFleet:
 
     def scheduler(self, name: str = "s1", **settings: Any) -> None:
         """Start a scheduler."""
-        member = self._member("scheduler", name)
-        chosen = SchedulerSettings(tick_s=0.02, **settings)
-        self._start(name, member, scheduler.serve(member, chosen))
+        member, context = self._member("scheduler", name)
+        chosen = SchedulerSettings(**({"tick_s": 0.02} | settings))
+        self._start(name, member, scheduler.serve(member, chosen), context=context)
 
     def worker(
         self, name: str, role: Role, *, engine: StepEngine | None = None, **settings: Any
     ) -> None:
         """Start a worker on a toy engine."""
-        member = self._member(f"{role}-worker", name)
-        loop = StepLoop(engine or ToyStepEngine(), lambda _stopping: NoStops())
-        chosen = WorkerSettings(transfer_slots=64, **settings)
-        serving = run_worker(
-            member,
-            chosen,
-            role,
-            card=tiny_card(model=MODEL),
-            engine=loop,
-            device=SimulatedDevice(),
-        )
-        self._start(name, member, serving)
+        member, context = self._member(f"{role}-worker", name)
+        self.engines[name] = steps = engine or ToyStepEngine()
+        chosen = WorkerSettings(**({"transfer_slots": 64} | settings))
+        equipment = Equipment(self._engine(name, steps), SimulatedDevice(), self.network)
+        serving = run_worker(member, chosen, role, card=_card(), on=equipment)
+        self._start(name, member, serving, context=context)
 
-    def _start(self, name: str, member: Member, serving: Any) -> None:
-        task = self._tasks.create_task(serving, name=name)
+    def _engine(self, name: str, steps: StepEngine) -> Engine:
+        if self._loop is None:
+            return StepLoop(steps, _no_stops)
+        assert isinstance(steps, ToyStepEngine)
+
+        def crashed(error: BaseException) -> None:
+            self.crashes.append(error)
+            self._tasks.create_task(self.kill(name))
+
+        return VirtualEngine(steps, _no_stops, on_crash=crashed)
+
+    def _start(self, name: str, member: Member, serving: Any, *, context: Context) -> None:
+        task = self._tasks.create_task(serving, name=name, context=context)
         assert isinstance(member.bus, MemoryBus)
-        life = self.lives[name] = Life(member, member.bus, task)
-        self._tasks.create_task(self._beat(life))
+        life = self.lives[name] = Life(member, member.bus, context, task)
+        self._tasks.create_task(self._beat(life), context=context)
 
     async def _beat(self, life: Life) -> None:
         count = 0
@@ -170,9 +215,21 @@ class SmallFleet:
         """End a member's life without a word: nothing it says after this arrives."""
         life = self.lives.pop(name)
         life.beating = False
+        if self._loop is not None:
+            self._loop.let_go(name)  # a frozen one must run to unwind; nobody hears it
         await life.bus.kill()
         life.task.cancel()
         await asyncio.wait([life.task])
+
+    def freeze(self, name: str) -> None:
+        """Stop a member as SIGSTOP does; only in virtual time."""
+        assert self._loop is not None
+        self._loop.hold(name)
+
+    def thaw(self, name: str) -> None:
+        """Let a frozen member go on, as SIGCONT does."""
+        assert self._loop is not None
+        self._loop.let_go(name)
 
     async def stop(self) -> None:
         """Ask everybody to stop, and wait."""
@@ -193,6 +250,15 @@ async def small_fleet(broker: MemoryBroker | None = None) -> AsyncIterator[Small
         finally:
             await fleet.stop()
             await fleet.client.close()
+
+
+@cache
+def _card() -> ModelCard:
+    return tiny_card(model=MODEL)
+
+
+def _no_stops(_stopping: Stopping) -> NoStops:
+    return NoStops()
 
 
 def _holds_nothing(load: WorkerLoad) -> bool:

@@ -1,5 +1,6 @@
 """The `sim` engine as a test double: it can be watched, held up, and made to end an answer."""
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -32,7 +33,8 @@ class ToyStepEngine(SimStepEngine):
         vocab_size, block_tokens, context_tokens, kv_tokens, max_sequences, prefix_sequences,
             prefix_tokens: As in `EngineSpec`.
         eos_at: Length of a sequence after which end-of-text is the likeliest token; None: never.
-        on_step: Called with each batch before it is computed: to wait, to count, to raise.
+        on_step: Called with each batch before it is computed: to count, to raise.
+        step_s: What a step takes, in virtual time too.
     """
 
     def __init__(  # noqa: PLR0913 - a test names the one it means
@@ -47,6 +49,7 @@ class ToyStepEngine(SimStepEngine):
         prefix_tokens: int = 16_384,
         eos_at: int | None = None,
         on_step: Callable[[Sequence[StepInput]], None] | None = None,
+        step_s: float = 0.0,
     ) -> None:
         settings = SimSettings(
             spoken=range(1, vocab_size),
@@ -65,10 +68,15 @@ class ToyStepEngine(SimStepEngine):
         self.tokens_computed = 0
         self._eos_at = eos_at
         self._on_step = on_step
+        self.step_s = step_s
+        self.in_real_time = True
+        """Whether a step itself waits for `step_s`."""
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
         if self._on_step is not None:
             self._on_step(inputs)
+        if self.step_s and self.in_real_time:
+            time.sleep(self.step_s)
         rows = super().step(inputs)
         self.steps += 1
         self.tokens_computed += sum(len(run.token_ids) for run in inputs)

@@ -1,7 +1,7 @@
 """From a checked call to a stored request: tokens, limits, and JetStream's word that it has it."""
 
 import asyncio
-import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from random import Random
@@ -48,10 +48,20 @@ class Acceptance:
         models: Which there are, and how they write.
         executor: Of one thread, for long texts.
         rng: Draws seeds.
+        unix_ms: Wall time.
     """
 
-    def __init__(self, bus: Bus, models: Models, *, executor: Executor, rng: Random) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        models: Models,
+        *,
+        executor: Executor,
+        rng: Random,
+        unix_ms: Callable[[], int],
+    ) -> None:
         self._bus = bus
+        self._unix_ms = unix_ms
         self._models = models
         self._executor = executor
         self._rng = rng
@@ -99,7 +109,7 @@ class Acceptance:
             forced=call.forced,
             resume=call.resume,
             background=call.background,
-            created_unix_ms=time.time_ns() // 1_000_000,
+            created_unix_ms=self._unix_ms(),
         )
         return request, served
 

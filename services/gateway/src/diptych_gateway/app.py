@@ -47,7 +47,9 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         settings=settings,
         identity=Identity(me, deadlines(settings), settings.default_max_tokens),
         now_s=now_s,
-        acceptance=Acceptance(bus, models, executor=executor, rng=member.rng),
+        acceptance=Acceptance(
+            bus, models, executor=executor, rng=member.rng, unix_ms=member.unix_ms
+        ),
         in_flight=in_flight,
         keeper=keeper,
     )

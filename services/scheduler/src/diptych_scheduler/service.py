@@ -1,7 +1,6 @@
 """The shell: what arrives becomes events, what the ledger orders is performed."""
 
 import asyncio
-import time
 
 from diptych_bus.port import Delivery, Gone, Kept
 from diptych_chassis.running import Member
@@ -95,7 +94,7 @@ class Scheduler:
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
         effects = self._ledger.handle(
-            event, now_s=self._liveness.judged_s, unix_ms=time.time_ns() // 1_000_000
+            event, now_s=self._liveness.judged_s, unix_ms=self._member.unix_ms()
         )
         self._performer.order(effects)
 
