@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from random import Random, getrandbits
 from typing import Any
 
@@ -28,10 +28,10 @@ from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_engine.port import Engine, StepEngine
 from diptych_engine.step_loop import StepLoop
 from diptych_power.sim import SimulatedDevice
-from diptych_scheduler import app as scheduler
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_testkit.builders import GATEWAY, MODEL
 from diptych_testkit.bus_client import BusClient
+from diptych_testkit.checked_ledger import CheckedLedger
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_testkit.toy_engine import ToyStepEngine
 from diptych_testkit.virtual_engine import VirtualEngine
@@ -78,8 +78,10 @@ class SmallFleet:
         self.lives: dict[str, Life] = {}
         self.loads: dict[str, WorkerLoad] = {}
         self.engines: dict[str, StepEngine] = {}
+        self.ledgers: dict[str, CheckedLedger] = {}
+        self.transfer_slots: dict[str, int] = {}
         self.crashes: list[BaseException] = []
-        """What ended engines in virtual time; in real time it ends the process."""
+        """Bugs that ended members; that of an engine in real time ends the test's process."""
         self.skew_ms: dict[str, int] = {}
         """How far members' wall clocks are ahead."""
         self._load_news = asyncio.Event()
@@ -115,11 +117,16 @@ class SmallFleet:
         """A member's full id: its shared memory must not meet that of another test's."""
         return Incarnation(f"{name}-{self._life}")
 
+    def name_of(self, member: Incarnation) -> str:
+        """The short name of a member."""
+        return member.removesuffix(f"-{self._life}")
+
     def scheduler(self, name: str = "s1", **settings: Any) -> None:
         """Start a scheduler."""
         member, context = self._member("scheduler", name)
         chosen = SchedulerSettings(**({"tick_s": 0.02} | settings))
-        self._start(name, member, scheduler.serve(member, chosen), context=context)
+        ledger = self.ledgers[name] = CheckedLedger.of(member, chosen)
+        self._start(name, member, ledger.scheduler(member, chosen).run(), context=context)
 
     def worker(
         self, name: str, role: Role, *, engine: StepEngine | None = None, **settings: Any
@@ -128,6 +135,7 @@ class SmallFleet:
         member, context = self._member(f"{role}-worker", name)
         self.engines[name] = steps = engine or ToyStepEngine()
         chosen = WorkerSettings(**({"transfer_slots": 64} | settings))
+        self.transfer_slots[name] = chosen.transfer_slots
         equipment = Equipment(self._engine(name, steps), SimulatedDevice(), self.network)
         serving = run_worker(member, chosen, role, card=_card(), on=equipment)
         self._start(name, member, serving, context=context)
@@ -136,18 +144,25 @@ class SmallFleet:
         if self._loop is None:
             return StepLoop(steps, _no_stops)
         assert isinstance(steps, ToyStepEngine)
-
-        def crashed(error: BaseException) -> None:
-            self.crashes.append(error)
-            self._tasks.create_task(self.kill(name))
-
-        return VirtualEngine(steps, _no_stops, on_crash=crashed)
+        return VirtualEngine(steps, _no_stops, on_crash=partial(self._crashed, name))
 
     def _start(self, name: str, member: Member, serving: Any, *, context: Context) -> None:
         task = self._tasks.create_task(serving, name=name, context=context)
         assert isinstance(member.bus, MemoryBus)
         life = self.lives[name] = Life(member, member.bus, context, task)
+        member.bus.closed.add_done_callback(partial(self._bus_closed, name))
         self._tasks.create_task(self._beat(life), context=context)
+
+    def _bus_closed(self, name: str, closed: asyncio.Future[Exception | None]) -> None:
+        """A handler's bug ends a process."""
+        error = None if closed.cancelled() else closed.result()
+        if error is not None:
+            self._crashed(name, error)
+
+    def _crashed(self, name: str, error: BaseException) -> None:
+        self.crashes.append(error)
+        if name in self.lives:
+            self._tasks.create_task(self.kill(name))
 
     async def _beat(self, life: Life) -> None:
         count = 0
@@ -198,7 +213,7 @@ class SmallFleet:
 
     def _hear_load(self, delivery: Delivery) -> None:
         load: WorkerLoad = delivery.decode(WorkerLoad)
-        self.loads[load.worker.removesuffix(f"-{self._life}")] = load
+        self.loads[self.name_of(load.worker)] = load
         self._load_news.set()
 
     async def closed(self, request_id: str, timeout_s: float = 10.0) -> RequestRecord:
@@ -216,8 +231,9 @@ class SmallFleet:
         life = self.lives.pop(name)
         life.beating = False
         if self._loop is not None:
-            self._loop.let_go(name)  # a frozen one must run to unwind; nobody hears it
-        await life.bus.kill()
+            await self._loop.end(name, first=life.bus.kill())
+        else:
+            await life.bus.kill()
         life.task.cancel()
         await asyncio.wait([life.task])
 

@@ -14,7 +14,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from itertools import count
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ class NumberedTask(asyncio.Task[Any]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._number = next(self._numbers)
+        context: Context | None = options.get("context")
+        self.life: str = LIFE.get() if context is None else context.get(LIFE, "")
         super().__init__(*args, **options)
 
     def __hash__(self) -> int:
@@ -66,6 +68,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def let_go(self, life: str) -> None:
         """Run what `life` would have done meanwhile, now."""
         self._ready.extend(self._held.pop(life, ()))
+
+    async def end(self, life: str, *, first: Coroutine[Any, Any, None]) -> None:
+        """Cancel all of `life` until nothing of it is left, having begun with `first`."""
+        self.let_go(life)
+        last = self.create_task(first)
+        while left := [task for task in self._tasks_of(life) if task is not last]:
+            for task in left:
+                task.cancel()
+            await asyncio.sleep(0)
+        await last
+
+    def _tasks_of(self, life: str) -> list[NumberedTask]:
+        tasks = [task for task in asyncio.all_tasks(self) if isinstance(task, NumberedTask)]
+        return sorted((task for task in tasks if task.life == life), key=hash)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any

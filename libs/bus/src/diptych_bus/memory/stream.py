@@ -74,6 +74,10 @@ class MemoryStream:
                 return self._messages[candidate]
         return None
 
+    def messages(self) -> tuple[StoredMessage, ...]:
+        """Everything there is, in order."""
+        return tuple(self._messages.values())
+
     def on(self, subject: str, *, after_seq: int) -> Iterator[StoredMessage]:
         """The messages on `subject` after `after_seq`, in order."""
         seqs = self._by_subject.get(subject, [])

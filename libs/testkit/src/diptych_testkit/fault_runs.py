@@ -1,0 +1,177 @@
+"""A fault plan carried out in virtual time, and every invariant looked at.
+
+1. Every accepted request ends exactly once, and client, record and event agree how.
+2. Nothing is held at the end: no seat, KV cell, transfer slot, ledger entry, stored request.
+3. No limit is exceeded at any time.
+4. Tokens come without a gap, a repeat or a change: they are those of an undisturbed engine.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from hashlib import blake2b
+from random import Random
+from typing import assert_never
+
+from diptych_bus.memory import Faults, MemoryBroker
+from diptych_contracts.fleet import Role
+from diptych_contracts.sampling import Stopping
+from diptych_contracts.streams import EVENTS, TOKENS
+from diptych_testkit.builders import a_request
+from diptych_testkit.fault_plans import (
+    DECODES,
+    MEMBERS,
+    PREFILLS,
+    SCHEDULERS,
+    Ask,
+    Away,
+    Cut,
+    Freeze,
+    Kill,
+    Plan,
+    Storm,
+    Strike,
+    plan,
+)
+from diptych_testkit.invariants import Invariants
+from diptych_testkit.small_fleet import SmallFleet, small_fleet
+from diptych_testkit.toy_engine import ToyStepEngine
+from diptych_testkit.virtual_links import LinkWeather
+from diptych_testkit.virtual_time import run_virtually
+
+MAX_SEQUENCES = 4
+KV_TOKENS = 1024
+TRANSFER_SLOTS = 12
+STEP_S = 0.008
+PATIENCE_S = 180.0
+"""Longer than any recovery takes: a request that has not ended by then never will."""
+_NOISY = (
+    "job.",
+    "kv.",
+    "cancel.",
+    "token.",
+    "request.",
+    "live.",
+    "load.",
+    "blocks.",
+    "$KV.",
+    "$JS.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is left of a run."""
+
+    journal: tuple[tuple[str, bytes], ...]
+    """Every message stored in `TOKENS` and `EVENTS`, with its subject."""
+    took_s: float
+    """Virtual time."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same journal."""
+        digest = blake2b(digest_size=12)
+        for subject, data in self.journal:
+            digest.update(subject.encode() + data)
+        return digest.hexdigest()
+
+
+def run_case(case: str, seed: int) -> Outcome:
+    """Run one seed of one case. Raises `AssertionError` where an invariant is broken."""
+    return run_virtually(_run(plan(case, seed)))
+
+
+async def _run(what: Plan) -> Outcome:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    broker = MemoryBroker(faults=_noise(what))
+    async with small_fleet(broker) as fleet:
+        fleet.skew_ms.update(what.skew_ms)
+        for name in MEMBERS:
+            _start(fleet, name)
+        await fleet.ready()
+        invariants = Invariants(fleet, what.asks)
+        async with invariants.watched():
+            async with asyncio.TaskGroup() as tasks:
+                for ask in what.asks:
+                    tasks.create_task(_ask(fleet, ask))
+                for strike in what.strikes:
+                    tasks.create_task(_strike(fleet, strike))
+            await invariants.hold(PATIENCE_S)
+    journal = [m for stream in (TOKENS, EVENTS) for m in broker.streams[stream.name].messages()]
+    return Outcome(tuple((m.subject, m.data) for m in journal), loop.time() - began_s)
+
+
+def _noise(what: Plan) -> Faults:
+    noise = what.noise
+    return Faults(
+        Random(what.seed),
+        drop_frac=noise.drop_frac,
+        duplicate_frac=noise.duplicate_frac,
+        delay_frac=noise.delay_frac,
+        delay_s=noise.delay_s,
+        lost_ack_frac=noise.lost_ack_frac,
+        affects=lambda subject: subject.startswith(_NOISY),
+    )
+
+
+def _start(fleet: SmallFleet, name: str, *, after: str | None = None) -> None:
+    """Start member `name`, in the place of `after`."""
+    kind = after or name
+    if kind in SCHEDULERS:
+        fleet.scheduler(name, tick_s=0.1)
+        return
+    engine = ToyStepEngine(
+        max_sequences=MAX_SEQUENCES, kv_tokens=KV_TOKENS, context_tokens=512, step_s=STEP_S
+    )
+    role = Role.PREFILL if kind in PREFILLS else Role.DECODE
+    assert role is Role.PREFILL or kind in DECODES
+    fleet.worker(name, role, engine=engine, transfer_slots=TRANSFER_SLOTS)
+
+
+async def _ask(fleet: SmallFleet, ask: Ask) -> None:
+    await asyncio.sleep(ask.at_s)
+    request = a_request(
+        ask.name,
+        prompt_ids=ask.prompt_ids,
+        sampling=ask.sampling,
+        stopping=Stopping(max_tokens=ask.max_tokens),
+        forced=ask.forced,
+    )
+    await fleet.client.send(request)
+    if ask.cancel_after_s is not None:
+        await asyncio.sleep(ask.cancel_after_s)
+        fleet.client.cancel(request)
+
+
+async def _strike(fleet: SmallFleet, strike: Strike) -> None:
+    await asyncio.sleep(strike.at_s)
+    match strike:
+        case Kill(member=member):
+            await fleet.kill(member)
+            await asyncio.sleep(strike.again_after_s)
+            _start(fleet, f"{member}b", after=member)
+        case Freeze(member=member):
+            fleet.freeze(member)
+            await asyncio.sleep(strike.for_s)
+            fleet.thaw(member)
+        case Cut(member=member):
+            fleet.lives[member].bus.line.cut()
+            await asyncio.sleep(strike.for_s)
+            fleet.lives[member].bus.line.heal()
+        case Away():
+            fleet.broker.go_away()
+            await asyncio.sleep(strike.for_s)
+            fleet.broker.come_back()
+        case Storm():
+            await _storm(fleet, strike)
+        case _:
+            assert_never(strike)
+
+
+async def _storm(fleet: SmallFleet, storm: Storm) -> None:
+    assert fleet.network is not None
+    rng = Random(f"{storm}")
+    fleet.network.weather = LinkWeather(storm.latency_s, storm.bytes_per_s, storm.break_frac, rng)
+    await asyncio.sleep(storm.for_s)
+    fleet.network.weather = LinkWeather()
