@@ -85,7 +85,7 @@ class Case:
 
     def accept(self, request: Request | None = None) -> list[Effect]:
         request = request or a_request()
-        effects = self.tell(RequestArrived(request, request_seq=7, journal_seq=3))
+        effects = self.tell(RequestArrived(request, request_seq=7, journal_seq=3, stored_unix_ms=0))
         return effects + self.tell(RecordCreated(request.request_id))
 
 
@@ -575,3 +575,15 @@ def test_a_broken_invariant_is_named(running: Case) -> None:
     live.view.end = End(request_id=REQUEST, attempt=1, reason=EndReason.STOP)
     with pytest.raises(AssertionError, match="an ended request is gone"):
         running.ledger.check()
+
+
+def test_the_total_deadline_counts_by_the_buses_clock_not_by_the_gateways() -> None:
+    """A gateway whose clock was two hours slow had each of its requests expire at once."""
+    case = Case()
+    case.join(D1)
+    request = a_request(created_unix_ms=-7_200_000)
+    case.now_s = 50.0
+    arrived = RequestArrived(request, request_seq=7, journal_seq=3, stored_unix_ms=50_000)
+    assert only(CreateRecord, case.tell(arrived)).record.deadline_unix_ms == 3_650_000
+    job = only(SendJob, case.tell(RecordCreated(REQUEST))).job
+    assert job.generation.budget_ms == 3_600_000

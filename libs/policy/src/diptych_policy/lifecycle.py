@@ -25,6 +25,8 @@ class RequestArrived:
     request_seq: int
     journal_seq: int
     """Newest sequence of its gateway's journal: none of its own entries is older."""
+    stored_unix_ms: int = 0
+    """When it was stored, by the bus's clock: the one that all schedulers share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ Rules:
 - A refusal or a failed hand-off is not a lost attempt; the death or silence of a worker is. Five
   lost ones end the request: a poisonous request must not walk through the fleet.
 - Deadlines use `now_s`, the judge's clock, which stands still while the bus is away; the total
-  deadline uses wall time.
+  deadline uses the bus's wall time, since schedulers' own clocks differ.
 """
 
 from collections import deque
@@ -74,7 +74,7 @@ class Ledger(LiveRequests):
         return self._foreign.owners() | self.gateways()
 
     def handle(self, event: Event, *, now_s: float, unix_ms: int) -> list[Effect]:
-        """What follows from `event`. `now_s` is the judge's clock, `unix_ms` wall time."""
+        """What follows from `event`. `now_s` is the judge's clock, `unix_ms` the bus's."""
         self._now_s = now_s
         self._unix_ms = unix_ms
         self.log.append(event)
@@ -111,7 +111,7 @@ class Ledger(LiveRequests):
             state=RecordState.QUEUED,
             request_seq=event.request_seq,
             journal_seq=event.journal_seq,
-            deadline_unix_ms=request.deadline_unix_ms,
+            deadline_unix_ms=event.stored_unix_ms + round(request.deadlines.total_s * 1000),
         )
         self._enter(request, record, Stage.CREATING)
         return [CreateRecord(record)]

@@ -150,6 +150,7 @@ async def _strike(fleet: SmallFleet, strike: Strike) -> None:
         case Kill(member=member):
             await fleet.kill(member)
             await asyncio.sleep(strike.again_after_s)
+            await _bus_back(fleet)
             _start(fleet, f"{member}b", after=member)
         case Freeze(member=member):
             fleet.freeze(member)
@@ -167,6 +168,12 @@ async def _strike(fleet: SmallFleet, strike: Strike) -> None:
             await _storm(fleet, strike)
         case _:
             assert_never(strike)
+
+
+async def _bus_back(fleet: SmallFleet) -> None:
+    """A supervisor starts a process again and again until it comes up."""
+    while fleet.broker.away:
+        await asyncio.sleep(0.5)
 
 
 async def _storm(fleet: SmallFleet, storm: Storm) -> None:

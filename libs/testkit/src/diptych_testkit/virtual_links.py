@@ -235,6 +235,8 @@ class LinkThread(Executor):
 
         def call() -> None:
             self._waiting = [entry for entry in self._waiting if entry[1] is not call]
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 done.set_result(fn(*args, **options))
             except Exception as err:

@@ -60,7 +60,7 @@ class Intake:
         await self._journals.follow(request.gateway)
         journal_seq = await self._bus.last_seq(request.gateway)
         self._performer.expect(request.request_id, pulled)
-        self._tell(RequestArrived(request, pulled.seq, journal_seq))
+        self._tell(RequestArrived(request, pulled.seq, journal_seq, pulled.stored_unix_ms))
 
     async def _bury(self, pulled: Pulled, reason: str) -> None:
         delivery = pulled.delivery

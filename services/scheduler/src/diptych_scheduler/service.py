@@ -94,7 +94,7 @@ class Scheduler:
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
         effects = self._ledger.handle(
-            event, now_s=self._liveness.judged_s, unix_ms=self._member.unix_ms()
+            event, now_s=self._liveness.judged_s, unix_ms=self._bus.unix_ms()
         )
         self._performer.order(effects)
 

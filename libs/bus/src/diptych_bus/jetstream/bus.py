@@ -98,6 +98,10 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         """Share `consumer`'s messages with the other replicas."""
         return await Puller(self._connection, consumer, handler=handler, paused=paused).start()
 
+    def unix_ms(self) -> int:
+        """The server's wall time, as far as this client knows it."""
+        return self._connection.server_clock.unix_ms()
+
     def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:
         """The bucket `spec`, holding values of type `kind`."""
         return JetStreamBucket(self._connection, spec, kind)

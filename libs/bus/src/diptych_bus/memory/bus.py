@@ -12,6 +12,7 @@ from diptych_bus.memory.bucket import MemoryBucket
 from diptych_bus.memory.consumer import Member
 from diptych_bus.memory.journal import MemoryJournal
 from diptych_bus.memory.stopping import Stopping
+from diptych_bus.memory.stream import unix_ms
 from diptych_bus.port import Bucket, Delivery, M, Pulled, Stored, Subscription
 from diptych_bus.sizes import check_size
 from diptych_bus.tracing import context_of, with_context
@@ -117,6 +118,10 @@ class MemoryBus(MemoryJournal):
         subscription = Stopping(partial(_each, partial(shared.leave, member), unwatch))
         self.own(subscription)
         return subscription
+
+    def unix_ms(self) -> int:
+        """The broker's wall time."""
+        return unix_ms(self._broker.timers.now_s())
 
     def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:
         """The bucket `spec`, holding values of type `kind`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from diptych_bus.lifetime import Lifetime
 from diptych_bus.memory.line import Line
-from diptych_bus.memory.stream import MemoryStream, StoredMessage
+from diptych_bus.memory.stream import MemoryStream, StoredMessage, unix_ms
 from diptych_bus.memory.timers import Timer, Timers
 from diptych_bus.port import Delivery, Pulled
 from diptych_bus.tracing import context_of
@@ -37,6 +37,7 @@ class PulledMessage:
         self._line = line
         self.seq: int = message.seq
         self.num_delivered: int = deliveries
+        self.stored_unix_ms: int = unix_ms(message.stored_s)
         self.delivery: Delivery = Delivery(
             message.subject, message.data, message.headers, context_of(message.headers)
         )
