@@ -587,3 +587,16 @@ def test_the_total_deadline_counts_by_the_buses_clock_not_by_the_gateways() -> N
     assert only(CreateRecord, case.tell(arrived)).record.deadline_unix_ms == 3_650_000
     job = only(SendJob, case.tell(RecordCreated(REQUEST))).job
     assert job.generation.budget_ms == 3_600_000
+
+
+def test_what_another_owner_is_to_cancel_is_left_to_whoever_adopts_it(case: Case) -> None:
+    """Its owner was dead, its answer complete in the journal; cancelled unread, it ended twice."""
+    case.tell(RequestArrived(a_request(), 7, 3))
+    theirs = an_orphan(state=RecordState.CANCELLING, cancel_reason="left")
+    assert case.tell(RecordSeen(theirs)) == []
+    assert REQUEST not in case.ledger
+    adopted = only(AdoptRecord, case.lose(OTHER)).record
+    complete = (tokens(1, 2), an_end(EndReason.LENGTH, tokens=2))
+    effects = case.tell(RecordAdopted(adopted, a_request(), complete))
+    assert none(PublishEnd, effects)
+    assert only(SaveRecord, effects).record.end == complete[-1]

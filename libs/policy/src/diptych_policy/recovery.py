@@ -133,12 +133,13 @@ class Ledger(LiveRequests):
             return self._forget(live)
         if live.stage is Stage.ENDING:
             return []
-        if record.state is RecordState.CANCELLING:
-            live.record = msgspec.structs.replace(
-                record, owner=self._me, request_seq=live.record.request_seq
-            )
+        mine = record.owner == self._me
+        if record.state is RecordState.CANCELLING and (mine or record.request_seq == 0):
+            if mine:  # else a gateway wrote it that did not know whether it was accepted
+                seq = live.record.request_seq
+                live.record = msgspec.structs.replace(record, request_seq=seq)
             return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
-        if record.owner != self._me:
+        if not mine:
             self._foreign.note(record)
             return self._forget(live)
         if record.state is RecordState.ENDING:
