@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
@@ -172,8 +173,7 @@ async def _strike(fleet: SmallFleet, strike: Strike) -> None:
 
 async def _bus_back(fleet: SmallFleet) -> None:
     """A supervisor starts a process again and again until it comes up."""
-    while fleet.broker.away:
-        await asyncio.sleep(0.5)
+    await fleet.bus.line.reachable(PATIENCE_S)
 
 
 async def _storm(fleet: SmallFleet, storm: Storm) -> None:
@@ -182,3 +182,19 @@ async def _storm(fleet: SmallFleet, storm: Storm) -> None:
     fleet.network.weather = LinkWeather(storm.latency_s, storm.bytes_per_s, storm.break_frac, rng)
     await asyncio.sleep(storm.for_s)
     fleet.network.weather = LinkWeather()
+
+
+def main(case: str, seed: str) -> None:
+    """Replay one seed: its plan, what is logged, and how it ended."""
+    what = plan(case, int(seed))
+    say = sys.stdout.write
+    say(f"{len(what.asks)} requests; {what.noise}; clocks ahead: {what.skew_ms or 'none'}\n")
+    for strike in what.strikes:
+        say(f"  {strike}\n")
+    outcome = run_case(case, int(seed))
+    say(f"every invariant holds; {len(outcome.journal)} messages in {outcome.took_s:.1f} s, ")
+    say(f"fingerprint {outcome.fingerprint}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

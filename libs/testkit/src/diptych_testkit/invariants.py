@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 
@@ -21,6 +21,7 @@ from diptych_testkit.small_fleet import SmallFleet
 from diptych_testkit.toy_engine import ToyStepEngine, toy_answer
 
 SETTLE_S = 30.0
+_LOOK_S = 0.1
 
 
 class Invariants:
@@ -83,20 +84,19 @@ class Invariants:
                 seen = await self._record(name), self._stages()
                 raise AssertionError(f"{name} is not closed: {seen}") from None
             assert record.end == client.ends[name], f"{name}: {record.end} {client.ends[name]}"
-        async with _within(SETTLE_S, "one event per end", lambda: str(self._told())):
-            while self._told() != Counter(dict.fromkeys(self._asks, 1)):
-                await asyncio.sleep(0.1)
+        once = Counter(dict.fromkeys(self._asks, 1))
+        await _until(lambda: self._told() == once, "one event per end", seen=self._told)
         ends = {event.request_id: event.end for event in self._events()}
         assert ends == {name: client.ends[name] for name in self._asks}
 
     async def _nothing_is_held(self) -> None:
-        held = self._held
-        async with _within(SETTLE_S, "nothing held", lambda: "; ".join(held())):
-            while any(True for _ in held()):
-                await asyncio.sleep(0.1)
-            await self._fleet.settled(timeout_s=SETTLE_S)
+        await _until(lambda: not self._held(), "nothing to be held", seen=self._held)
+        await self._fleet.settled(timeout_s=SETTLE_S)
 
-    def _held(self) -> Iterator[str]:
+    def _held(self) -> list[str]:
+        return list(self._holders())
+
+    def _holders(self) -> Iterator[str]:
         fleet = self._fleet
         stored = [m.subject for m in fleet.broker.streams[REQUESTS.name].messages()]
         if stored:
@@ -145,14 +145,15 @@ class Invariants:
                 self._exceeded.append(f"{name}: {seen} {what}, at most {limit} allowed")
 
 
-@asynccontextmanager
-async def _within(timeout_s: float, what: str, seen: object) -> AsyncIterator[None]:
+async def _until(holds: Callable[[], bool], what: str, *, seen: Callable[[], object]) -> None:
     try:
-        async with asyncio.timeout(timeout_s):
-            yield
+        async with asyncio.timeout(SETTLE_S):
+            while True:
+                if holds():
+                    return
+                await asyncio.sleep(_LOOK_S)
     except TimeoutError:
-        text = seen() if callable(seen) else seen
-        raise AssertionError(f"expected {what} within {timeout_s:g} s, saw: {text}") from None
+        raise AssertionError(f"expected {what} within {SETTLE_S:g} s, saw: {seen()}") from None
 
 
 @cache
