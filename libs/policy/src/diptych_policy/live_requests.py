@@ -21,6 +21,7 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
+from diptych_policy.orphans import unneeded_prompt
 from diptych_policy.placing import Placer
 
 
@@ -152,7 +153,7 @@ class LiveRequests:
         return [
             SaveRecord(record),
             Announce(request_id, RequestEnded(request_id=request_id, end=end), f"{request_id}.end"),
-            EraseRequest(request_id, record.request_seq),
+            EraseRequest(request_id, record.request_seq, unneeded_prompt(live.request, end)),
         ]
 
     def _forget(self, live: LiveRequest) -> list[Effect]:

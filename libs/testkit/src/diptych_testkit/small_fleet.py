@@ -27,7 +27,10 @@ from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_engine.port import Engine, StepEngine
 from diptych_engine.step_loop import StepLoop
+from diptych_policy.fleet import Fleet
+from diptych_policy.limits import Limits
 from diptych_power.sim import SimulatedDevice
+from diptych_scheduler import app as scheduler
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_testkit.builders import GATEWAY, MODEL
 from diptych_testkit.bus_client import BusClient
@@ -125,8 +128,12 @@ class SmallFleet:
         """Start a scheduler."""
         member, context = self._member("scheduler", name)
         chosen = SchedulerSettings(**({"tick_s": 0.02} | settings))
-        ledger = self.ledgers[name] = CheckedLedger.of(member, chosen)
-        self._start(name, member, ledger.scheduler(member, chosen).run(), context=context)
+
+        def make_ledger(me: Incarnation, fleet: Fleet, limits: Limits) -> CheckedLedger:
+            return self.ledgers.setdefault(name, CheckedLedger(me, fleet, limits))
+
+        serving = scheduler.serve(member, chosen, make_ledger=make_ledger)
+        self._start(name, member, serving, context=context)
 
     def worker(
         self, name: str, role: Role, *, engine: StepEngine | None = None, **settings: Any
