@@ -16,6 +16,7 @@ PREFILLS = ("p1", "p2")
 DECODES = ("d1", "d2")
 WORKERS = (*PREFILLS, *DECODES)
 MEMBERS = (*SCHEDULERS, *WORKERS)
+GATEWAYS = ("g1", "g2")
 CLIENT = ""
 """The name of the gateway's clock."""
 LOAD_S = 3.0
@@ -34,6 +35,18 @@ class Ask:
     sampling: Sampling
     forced: Forced
     cancel_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One response, read through gateways until its end."""
+
+    name: str
+    at_s: float
+    text: str
+    max_tokens: int
+    leave_after_s: float | None = None
+    """When its client goes for good, if it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,8 @@ class Plan:
     case: str
     seed: int
     asks: tuple[Ask, ...]
+    reads: tuple[Read, ...] = ()
+    """Instead of `asks`: only with them there are gateways."""
     strikes: tuple[Strike, ...] = ()
     noise: Noise = Noise()
     skew_ms: dict[str, int] = field(default_factory=dict)
@@ -182,6 +197,35 @@ def _lost_ack(calm: Plan, rng: Random) -> Plan:
     return replace(calm, noise=Noise(lost_ack_frac=rng.uniform(0.05, 0.3)))
 
 
+def _lost_gateway(calm: Plan, rng: Random) -> Plan:
+    reads = tuple(_read(rng, number) for number in range(rng.randint(5, 8)))
+    others = _lost_worker(calm, rng) if rng.random() < 0.3 else calm
+    struck = [_struck_gateway(rng, name) for name in rng.sample(GATEWAYS, rng.randint(1, 2))]
+    return replace(calm, asks=(), reads=reads, strikes=(*others.strikes, *struck))
+
+
+def _read(rng: Random, number: int) -> Read:
+    words = ("Hello", "world", "and", "the", "system", "user", "ä", "🙂", "<|im_end|>")
+    return Read(
+        name=f"r{number}",
+        at_s=rng.uniform(0, LOAD_S),
+        text=" ".join(rng.choice(words) for _ in range(rng.randint(1, 30))),
+        max_tokens=rng.randint(1, 320),
+        leave_after_s=rng.uniform(0, 1.5) if rng.random() < 0.2 else None,
+    )
+
+
+def _struck_gateway(rng: Random, name: str) -> Strike:
+    for_s = rng.choice((0.3, 1.5, 4.0, 14.0))
+    strikes: tuple[Strike, ...] = (
+        _kill(rng, name),
+        _kill(rng, name),
+        Freeze(_when(rng), name, for_s),
+        Cut(_when(rng), name, for_s),
+    )
+    return rng.choice(strikes)
+
+
 def _slow_link(calm: Plan, rng: Random) -> Plan:
     storm = Storm(
         at_s=_when(rng),
@@ -245,6 +289,7 @@ _STRUCK: tuple[Callable[[Plan, Random], Plan], ...] = (
 CASES: dict[str, Callable[[Plan, Random], Plan]] = {
     "lost_worker": _lost_worker,
     "lost_scheduler": _lost_scheduler,
+    "lost_gateway": _lost_gateway,
     "frozen": _frozen,
     "duplicate": _duplicate,
     "reorder": _reorder,

@@ -17,9 +17,9 @@ from diptych_bus.memory import Faults, MemoryBroker
 from diptych_contracts.fleet import Role
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import EVENTS, TOKENS
-from diptych_testkit.builders import a_request
+from diptych_testkit.builders import MODEL, a_request
 from diptych_testkit.fault_plans import (
-    DECODES,
+    GATEWAYS,
     MEMBERS,
     PREFILLS,
     SCHEDULERS,
@@ -29,20 +29,26 @@ from diptych_testkit.fault_plans import (
     Freeze,
     Kill,
     Plan,
+    Read,
     Storm,
     Strike,
     plan,
 )
-from diptych_testkit.invariants import Invariants
+from diptych_testkit.invariants import Invariants, spelling, spoken
+from diptych_testkit.reader import Reader
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import ToyStepEngine
+from diptych_testkit.virtual_gateway import VirtualGateway
 from diptych_testkit.virtual_links import LinkWeather
 from diptych_testkit.virtual_time import run_virtually
 
+VOCAB_SIZE = 1000
 MAX_SEQUENCES = 4
 KV_TOKENS = 1024
 TRANSFER_SLOTS = 12
 STEP_S = 0.008
+MODELS_S = 1.0
+"""So that gateways know the models before they are asked."""
 PATIENCE_S = 180.0
 """Longer than any recovery takes: a request that has not ended by then never will."""
 _NOISY = (
@@ -88,17 +94,7 @@ async def _run(what: Plan) -> Outcome:
     broker = MemoryBroker(faults=_noise(what))
     async with small_fleet(broker) as fleet:
         fleet.skew_ms.update(what.skew_ms)
-        for name in MEMBERS:
-            _start(fleet, name)
-        await fleet.ready()
-        invariants = Invariants(fleet, what.asks)
-        async with invariants.watched():
-            async with asyncio.TaskGroup() as tasks:
-                for ask in what.asks:
-                    tasks.create_task(_ask(fleet, ask))
-                for strike in what.strikes:
-                    tasks.create_task(_strike(fleet, strike))
-            await invariants.hold(PATIENCE_S)
+        await FaultRun(fleet, what).run()
     journal = [m for stream in (TOKENS, EVENTS) for m in broker.streams[stream.name].messages()]
     return Outcome(tuple((m.subject, m.data) for m in journal), loop.time() - began_s)
 
@@ -116,64 +112,123 @@ def _noise(what: Plan) -> Faults:
     )
 
 
-def _start(fleet: SmallFleet, name: str, *, after: str | None = None) -> None:
-    """Start member `name`, in the place of `after`."""
-    kind = after or name
-    if kind in SCHEDULERS:
-        fleet.scheduler(name, tick_s=0.1)
-        return
-    engine = ToyStepEngine(
-        max_sequences=MAX_SEQUENCES, kv_tokens=KV_TOKENS, context_tokens=512, step_s=STEP_S
-    )
-    role = Role.PREFILL if kind in PREFILLS else Role.DECODE
-    assert role is Role.PREFILL or kind in DECODES
-    fleet.worker(name, role, engine=engine, transfer_slots=TRANSFER_SLOTS)
+class FaultRun:
+    """One plan and the fleet it befalls."""
 
+    def __init__(self, fleet: SmallFleet, what: Plan) -> None:
+        self._fleet = fleet
+        self._plan = what
+        self._gateways: dict[str, VirtualGateway] = {}
+        self._readers: dict[str, Reader] = {}
 
-async def _ask(fleet: SmallFleet, ask: Ask) -> None:
-    await asyncio.sleep(ask.at_s)
-    request = a_request(
-        ask.name,
-        prompt_ids=ask.prompt_ids,
-        sampling=ask.sampling,
-        stopping=Stopping(max_tokens=ask.max_tokens),
-        forced=ask.forced,
-    )
-    await fleet.client.send(request)
-    if ask.cancel_after_s is not None:
-        await asyncio.sleep(ask.cancel_after_s)
-        fleet.client.cancel(request)
+    async def run(self) -> None:
+        """Load and faults, and then every invariant."""
+        what = self._plan
+        for name in (*MEMBERS, *(GATEWAYS if what.reads else ())):
+            self._start(name)
+        await self._fleet.ready()
+        if what.reads:
+            await asyncio.sleep(MODELS_S)
+        invariants = Invariants(self._fleet, what.asks)
+        async with invariants.watched():
+            async with asyncio.TaskGroup() as tasks:
+                for ask in what.asks:
+                    tasks.create_task(self._ask(ask))
+                for read in what.reads:
+                    tasks.create_task(self._read(read))
+                for strike in what.strikes:
+                    tasks.create_task(self._strike(strike))
+            await invariants.hold(PATIENCE_S)
 
+    def _start(self, name: str, *, after: str | None = None) -> None:
+        """Start member `name`, in the place of `after`."""
+        kind = after or name
+        if kind in SCHEDULERS:
+            self._fleet.scheduler(name, tick_s=0.1)
+            return
+        if kind in GATEWAYS:
+            self._gateways[name] = VirtualGateway(self._fleet, name)
+            return
+        engine = ToyStepEngine(
+            vocab_size=spelling().vocab_size if self._plan.reads else VOCAB_SIZE,
+            max_sequences=MAX_SEQUENCES,
+            kv_tokens=KV_TOKENS,
+            context_tokens=512,
+            step_s=STEP_S,
+        )
+        role = Role.PREFILL if kind in PREFILLS else Role.DECODE
+        self._fleet.worker(name, role, engine=engine, transfer_slots=TRANSFER_SLOTS)
 
-async def _strike(fleet: SmallFleet, strike: Strike) -> None:
-    await asyncio.sleep(strike.at_s)
-    match strike:
-        case Kill(member=member):
-            await fleet.kill(member)
-            await asyncio.sleep(strike.again_after_s)
-            await _bus_back(fleet)
-            _start(fleet, f"{member}b", after=member)
-        case Freeze(member=member):
-            fleet.freeze(member)
-            await asyncio.sleep(strike.for_s)
-            fleet.thaw(member)
-        case Cut(member=member):
-            fleet.lives[member].bus.line.cut()
-            await asyncio.sleep(strike.for_s)
-            fleet.lives[member].bus.line.heal()
-        case Away():
-            fleet.broker.go_away()
-            await asyncio.sleep(strike.for_s)
-            fleet.broker.come_back()
-        case Storm():
-            await _storm(fleet, strike)
-        case _:
-            assert_never(strike)
+    # Load
 
+    async def _ask(self, ask: Ask) -> None:
+        await asyncio.sleep(ask.at_s)
+        client = self._fleet.client
+        request = a_request(
+            ask.name,
+            prompt_ids=ask.prompt_ids,
+            sampling=ask.sampling,
+            stopping=Stopping(max_tokens=ask.max_tokens),
+            forced=ask.forced,
+        )
+        await client.send(request)
+        if ask.cancel_after_s is not None:
+            await asyncio.sleep(ask.cancel_after_s)
+            client.cancel(request)
 
-async def _bus_back(fleet: SmallFleet) -> None:
-    """A supervisor starts a process again and again until it comes up."""
-    await fleet.bus.line.reachable(PATIENCE_S)
+    async def _read(self, read: Read) -> None:
+        await asyncio.sleep(read.at_s)
+        body = {
+            "model": MODEL,
+            "input": read.text,
+            "max_output_tokens": read.max_tokens,
+            "temperature": 0,
+        }
+        reader = Reader(self._living_gateways, body)
+        try:
+            async with asyncio.timeout(read.leave_after_s or PATIENCE_S):
+                await reader.read()
+        except TimeoutError:
+            assert read.leave_after_s is not None, f"{read.name}: no end in {PATIENCE_S:g} s"
+        expected = spoken(read.text, read.max_tokens)
+        if reader.end is None:
+            assert expected.startswith(reader.text), f"{read.name}: {reader.text!r}"
+        else:
+            assert reader.text == expected, f"{read.name}: {reader.text!r} is not {expected!r}"
+            assert reader.end["status"] == "incomplete", f"{read.name}: {reader.end}"
+
+    def _living_gateways(self) -> list[VirtualGateway]:
+        lives = self._fleet.lives
+        return [gateway for name, gateway in self._gateways.items() if name in lives]
+
+    # Faults
+
+    async def _strike(self, strike: Strike) -> None:
+        await asyncio.sleep(strike.at_s)
+        fleet = self._fleet
+        match strike:
+            case Kill(member=member):
+                await fleet.kill(member)
+                await asyncio.sleep(strike.again_after_s)
+                await fleet.bus.line.reachable(PATIENCE_S)  # a supervisor tries until it comes up
+                self._start(f"{member}b", after=member)
+            case Freeze(member=member):
+                fleet.freeze(member)
+                await asyncio.sleep(strike.for_s)
+                fleet.thaw(member)
+            case Cut(member=member):
+                line = fleet.lives[member].bus.line
+                line.cut()
+                await asyncio.sleep(strike.for_s)
+                line.heal()
+            case Away():
+                fleet.broker.go_away()
+                await asyncio.sleep(strike.for_s)
+                fleet.broker.come_back()
+            case Storm():
+                await _storm(fleet, strike)
+            case _:
+                assert_never(strike)
 
 
 async def _storm(fleet: SmallFleet, storm: Storm) -> None:
@@ -188,7 +243,8 @@ def main(case: str, seed: str) -> None:
     """Replay one seed: its plan, what is logged, and how it ended."""
     what = plan(case, int(seed))
     say = sys.stdout.write
-    say(f"{len(what.asks)} requests; {what.noise}; clocks ahead: {what.skew_ms or 'none'}\n")
+    say(f"{len(what.asks) + len(what.reads)} requests; {what.noise}\n")
+    say(f"clocks ahead: {what.skew_ms or 'none'}\n")
     for strike in what.strikes:
         say(f"  {strike}\n")
     outcome = run_case(case, int(seed))

@@ -6,7 +6,7 @@ links are `virtual_links`. In real time engines and links have their threads, as
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass
@@ -146,6 +146,14 @@ class SmallFleet:
         equipment = Equipment(self._engine(name, steps), SimulatedDevice(), self.network)
         serving = run_worker(member, chosen, role, card=_card(), on=equipment)
         self._start(name, member, serving, context=context)
+
+    def join(
+        self, service: str, name: str, serve: Callable[[Member], Coroutine[Any, Any, None]]
+    ) -> Life:
+        """Start any other member."""
+        member, context = self._member(service, name)
+        self._start(name, member, context.run(serve, member), context=context)
+        return self.lives[name]
 
     def _engine(self, name: str, steps: StepEngine) -> Engine:
         if self._loop is None:

@@ -46,6 +46,7 @@ class HttpServer:
         ping_s: float,
         reuse_port: bool = False,
     ) -> None:
+        self.app = app
         self._host = host
         self._wanted_port = port
         self.reuse_port = reuse_port
