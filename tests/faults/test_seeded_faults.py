@@ -53,15 +53,22 @@ def test_a_seed_gives_the_same_plan_every_time() -> None:
         assert plan(case, 3) != plan(case, 4)
 
 
+FINGERPRINTS = """
+from diptych_testkit.fault_runs import run_case
+print(run_case("everything", 1).fingerprint, run_case("lost_gateway", 2).fingerprint)
+"""
+
+
 def test_a_seed_gives_the_same_journal_in_another_process() -> None:
     """Also where strings hash differently: no order hangs on a set."""
-    here = run_case("everything", 1).fingerprint
-    assert run_case("everything", 1).fingerprint == here
-    replayed = subprocess.run(
-        [sys.executable, "-m", "diptych_testkit.fault_runs", "everything", "1"],
-        env={**os.environ, "PYTHONHASHSEED": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert here in replayed.stdout
+    here = [run_case("everything", 1).fingerprint, run_case("lost_gateway", 2).fingerprint]
+    assert run_case("everything", 1).fingerprint == here[0]
+    for hash_seed in ("1", "2"):
+        replayed = subprocess.run(
+            [sys.executable, "-c", FINGERPRINTS],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert here == replayed.stdout.splitlines()[-1].split()

@@ -101,7 +101,7 @@ class EngineNews:
                     self._drop(attempt, news.reason, news.detail, permanent=news.permanent)
                 case SequenceAborted():
                     self._drop(attempt, RefusalReason.CANCELLED, "stopped")
-        for gateway in entries.keys() | ends.keys():
+        for gateway in dict.fromkeys((*entries, *ends)):
             frame = TokenFrame(
                 worker=self._worker, entries=tuple(entries[gateway]), ends=tuple(ends[gateway])
             )

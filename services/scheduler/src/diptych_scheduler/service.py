@@ -152,7 +152,7 @@ class Scheduler:
                 event = MemberLost(member=lost.member, silent_ms=round(lost.silent_s * 1000))
                 self._performer.announce(event, f"{lost.member}.lost")
                 self._lose(lost.member)
-            for owner in self._ledger.peers():
+            for owner in sorted(self._ledger.peers()):
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
             self.tell(Ticked())
