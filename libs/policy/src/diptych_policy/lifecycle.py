@@ -7,6 +7,7 @@ Effects about one request are performed in order, one after another. If a `SaveR
 
 from dataclasses import dataclass
 
+from diptych_contracts.dead import DeadRequest
 from diptych_contracts.events import LifeCycleEvent
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import Cancel, Job, JobAnswer
@@ -25,8 +26,20 @@ class RequestArrived:
     request_seq: int
     journal_seq: int
     """Newest sequence of its gateway's journal: none of its own entries is older."""
+    deliveries: int = 1
+    """How often it has been pulled, this time included."""
     stored_unix_ms: int = 0
     """When it was stored, by the bus's clock: the one that all schedulers share."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUnreadable:
+    """What was pulled is no request, but its headers say whose it was."""
+
+    request_id: RequestId
+    gateway: Incarnation
+    request_seq: int
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,8 @@ class RecordAdopted:
     record: RequestRecord
     request: Request | None
     parts: tuple[JournalPart, ...]
+    until_seq: int = 0
+    """How far that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,8 @@ class Journalled:
     """A part of a followed journal, in stream order."""
 
     part: JournalPart
+    seq: int = 0
+    """Where the journal holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +121,7 @@ class AnswersAttended:
 
 Event = (
     RequestArrived
+    | RequestUnreadable
     | RecordCreated
     | RecordSeen
     | RecordGone
@@ -175,6 +193,14 @@ class PublishEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Bury:
+    """Keep a request that ended `failed` in stream `DEAD`, once."""
+
+    request_id: RequestId
+    dead: DeadRequest
+
+
+@dataclass(frozen=True, slots=True)
 class EraseRequest:
     """Delete the stored request: it has ended."""
 
@@ -201,6 +227,7 @@ Effect = (
     | CancelWork
     | PublishFence
     | PublishEnd
+    | Bury
     | EraseRequest
     | Announce
 )

@@ -100,7 +100,15 @@ class SchedulerMetrics:
         self.refused = counter("scheduler_refused_total", "Jobs refused by workers.", "reason")
         self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
         self.adoptions = counter("scheduler_adoptions_total", "Records taken over.")
+        self.dead = counter(
+            "scheduler_dead_requests_total", "Requests that were given up as failed.", "cause"
+        )
         self.workers = gauge("scheduler_workers", "Workers believed alive.", "role")
+        self.lost = counter("scheduler_members_lost_total", "Members declared dead.")
+        self.returned = counter(
+            "scheduler_members_returned_total",
+            "Members that beat again after they were declared dead: frozen ones and false alarms.",
+        )
         self.route_duration = histogram(
             "scheduler_route_duration_seconds",
             "From taking a request on to a worker's acceptance.",

@@ -16,6 +16,7 @@ from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import Request
+from diptych_contracts.streams import GATEWAY_HEADER
 from diptych_gateway.records import Records
 from diptych_policy.journal import RequestView, parts
 
@@ -63,12 +64,17 @@ class BusClient:
         request = msgspec.structs.replace(
             request, gateway=self._me, created_unix_ms=self._unix_ms()
         )
-        self.views[request.request_id] = RequestView(request.request_id)
-        self.delivered[request.request_id] = []
+        self.expect(request.request_id)
         subject = subjects.request(request.priority_class, request.model)
         while True:
             try:
-                await self._bus.store(subject, request, msg_id=request.request_id, timeout_s=2.0)
+                await self._bus.store(
+                    subject,
+                    request,
+                    msg_id=request.request_id,
+                    timeout_s=2.0,
+                    headers={GATEWAY_HEADER: self._me},
+                )
             except BusAway:  # it may be stored: ask again with the same id
                 await asyncio.sleep(_PAUSE_S)
             else:
@@ -78,6 +84,11 @@ class BusClient:
         """Have it cancelled, as a gateway does whose client has left."""
         mine = msgspec.structs.replace(request, gateway=self._me)
         self._records.cancel(mine, "the client left")
+
+    def expect(self, request_id: RequestId) -> None:
+        """Hear of a request that somebody else sends."""
+        self.views[request_id] = RequestView(request_id)
+        self.delivered[request_id] = []
 
     async def ended(self, request_id: str, timeout_s: float = 60.0) -> End:
         """Wait for the end of a request."""

@@ -95,7 +95,7 @@ async def _run(what: Plan) -> Outcome:
     async with small_fleet(broker) as fleet:
         fleet.skew_ms.update(what.skew_ms)
         await FaultRun(fleet, what).run()
-    journal = [m for stream in (TOKENS, EVENTS) for m in broker.streams[stream.name].messages()]
+    journal = [m for stream in (TOKENS, EVENTS) for m in broker.streams[stream.name].after(0)]
     return Outcome(tuple((m.subject, m.data) for m in journal), loop.time() - began_s)
 
 

@@ -109,7 +109,7 @@ class Invariants:
 
     def _holders(self) -> Iterator[str]:
         fleet = self._fleet
-        stored = [m.subject for m in fleet.broker.streams[REQUESTS.name].messages()]
+        stored = [m.subject for m in fleet.broker.streams[REQUESTS.name].after(0)]
         if stored:
             yield f"requests are still stored: {stored}"
         for name, load in fleet.loads.items():
@@ -133,7 +133,7 @@ class Invariants:
         return {*self._asks, *(event.request_id for event in self._events(RequestQueued))}
 
     def _events(self, kind: type[E]) -> list[E]:
-        stored = self._fleet.broker.streams[EVENTS.name].messages()
+        stored = self._fleet.broker.streams[EVENTS.name].after(0)
         events = [decode(message.data, LifeCycleEvent) for message in stored]
         return [event for event in events if isinstance(event, kind)]
 

@@ -7,11 +7,16 @@ from diptych_chassis.repeating import every
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
-from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
+from diptych_contracts.fleet import Beat, QueueLoad, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.responses import Attended
-from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
+from diptych_contracts.streams import (
+    REQUEST_RECORDS,
+    SCHEDULERS,
+    UNDELIVERED_SCHEDULERS,
+    WORKERS,
+)
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
     AnswersAttended,
@@ -30,9 +35,17 @@ from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_scheduler.sweeping import PromptSweep
-from diptych_telemetry import logger
+from diptych_telemetry import logger, metrics
 
 log = logger("scheduler")
+
+_QUEUE_S = 0.25
+"""How often gateways hear how long the queue is."""
+
+
+def never() -> bool:
+    """What is pulled here ends at once: it needs no place in the queue."""
+    return False
 
 
 class Scheduler:
@@ -58,28 +71,37 @@ class Scheduler:
     async def run(self) -> None:
         """Serve until told to stop; what is still live then is adopted by another replica."""
         async with asyncio.TaskGroup() as tasks:
-            self._performer = Performer(
-                self, self._bus, self._journals, tasks, self._settings.job_answer_s
-            )
+            self._performer = Performer(self, self._bus, self._journals, tasks, self._settings)
             self._cached = CachedBlocks(
                 self._bus, self._fleet.blocks, tasks, self._member.incarnation
             )
-            intake = Intake(self._bus, self._journals, self._performer, self.tell)
+            intake = Intake(
+                self._bus,
+                self._journals,
+                records=self._performer,
+                tell=self.tell,
+                recorded=self._ledger.recorded,
+            )
             try:
                 await self._listen()
-                pulling = await self._bus.pull(
-                    SCHEDULERS, intake.take, paused=lambda: self._ledger.full
-                )
+                pulling = [
+                    await self._bus.pull(SCHEDULERS, intake.take, paused=lambda: self._ledger.full),
+                    await self._bus.pull(
+                        UNDELIVERED_SCHEDULERS, intake.take_undelivered, paused=never
+                    ),
+                ]
                 sweep = PromptSweep(self._bus)
                 working = [
                     tasks.create_task(intake.run()),
                     tasks.create_task(self._tick()),
                     tasks.create_task(every(self._settings.sweep_s, sweep.look)),
+                    tasks.create_task(every(_QUEUE_S, self._report_queue)),
                 ]
                 self._member.ready(True)
                 await self._member.stopping.wait()
                 self._member.ready(False, "stopping")
-                await pulling.close()
+                for pull in pulling:
+                    await pull.close()
                 await self._performer.settle(timeout_s=2.0)
                 for task in working:
                     task.cancel()
@@ -100,9 +122,7 @@ class Scheduler:
 
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
-        effects = self._ledger.handle(
-            event, now_s=self._liveness.judged_s, unix_ms=self._bus.unix_ms()
-        )
+        effects = self._ledger.handle(event, now_s=self.judged_s, unix_ms=self._bus.unix_ms())
         self._performer.order(effects)
 
     def _on_beat(self, delivery: Delivery) -> None:
@@ -110,8 +130,14 @@ class Scheduler:
         now_s = self._member.now_s()
         if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
             now_s = self._member.beat_sent_s(beat.count) or 0.0
-        for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
+        patience_s = beat.patience_ms / 1000
+        for found in self._liveness.beat(
+            beat.member, now_s=now_s, ready=beat.ready, patience_s=patience_s
+        ):
             self._fleet.found(found.member)
+            if found.returned:
+                metrics.scheduler().returned.inc()
+                log.warning("member_returned", member=found.member)
             self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
             self.tell(MemberWasFound(found.member))
 
@@ -135,6 +161,7 @@ class Scheduler:
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Gone):
+            self._performer.gone(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
         elif self._performer.is_news(change):
             self.tell(RecordSeen(change.value))
@@ -149,6 +176,7 @@ class Scheduler:
                 log.warning(
                     "member_lost", member=lost.member, silent_ms=round(lost.silent_s * 1000)
                 )
+                metrics.scheduler().lost.inc()
                 event = MemberLost(member=lost.member, silent_ms=round(lost.silent_s * 1000))
                 self._performer.announce(event, f"{lost.member}.lost")
                 self._lose(lost.member)
@@ -156,11 +184,28 @@ class Scheduler:
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
             self.tell(Ticked())
+            metrics.scheduler().owned.set(len(self._ledger))
+            metrics.scheduler().queued.set(self._ledger.queued)
             await self._journals.unfollow_idle(self._liveness.alive)
+
+    async def _report_queue(self) -> None:
+        load = QueueLoad(
+            scheduler=self._member.incarnation,
+            queued=self._ledger.queued,
+            max_queued=self._settings.max_queued,
+            storage_full=self._performer.storage_full,
+            classes=self._ledger.class_queues(),
+        )
+        await self._bus.publish(subjects.queue(self._member.incarnation), load)
 
     def _lose(self, member: Incarnation) -> None:
         self._fleet.lost(member)
         self.tell(MemberWasLost(member))
+
+    @property
+    def judged_s(self) -> float:
+        """The judge's clock."""
+        return self._liveness.judged_s
 
     def alive(self, member: Incarnation) -> bool:
         """Whether a worker beats."""

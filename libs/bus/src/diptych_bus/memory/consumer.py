@@ -62,12 +62,14 @@ class MemoryConsumer:
         stream: MemoryStream,
         timers: Timers,
         *,
+        give_up: Callable[[int], None],
         loses_ack: Callable[[], bool] = lambda: False,
     ) -> None:
         self.loses_ack = loses_ack
         self._spec = spec
         self._stream = stream
         self._timers = timers
+        self._give_up = give_up
         self._members: deque[Member] = deque()
         self._last_seq = 0
         """Newest message delivered for the first time."""
@@ -129,6 +131,7 @@ class MemoryConsumer:
         self._waiting.pop(seq, None)
         if self._deliveries.get(seq, 0) >= self._spec.max_deliver:
             self._deliveries.pop(seq, None)
+            self._give_up(seq)
         elif seq in self._deliveries:
             self._again.append(seq)
         self.pump()
