@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard libs/*/src services/*/src)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check live chaos alone compose equality bench soak format clean
+.PHONY: help up test check faults live chaos alone compose equality bench soak format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -24,6 +24,9 @@ check: $(STAMP) ## format, lint, types, imports, spelling
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+faults: $(STAMP) ## 200 seeds of every fault, in virtual time (minutes)
+	DIPTYCH_FAULT_SEEDS=200 $(BIN)/python -m pytest -q tests/faults/test_seeded_faults.py
 
 live: $(STAMP) ## real nats-server, real engine, real processes
 	$(BIN)/diptych models pull

@@ -195,9 +195,10 @@ class Worker:
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
+        attempt.task.add_done_callback(lambda _task: self._leave(attempt, job))
 
     async def _run(self, attempt: Attempt, job: Job, blocks: list[KvBlock]) -> None:
-        """One attempt from its acceptance to the moment nothing of it is held here."""
+        """One attempt from its acceptance to the moment the engine has nothing of it."""
         try:
             attempt.prompt_ids = await self._prompts.ids(job.generation)
             if isinstance(job, PrefillJob):
@@ -206,12 +207,18 @@ class Worker:
                 await self._decode(attempt, job, blocks)
         except DiptychError as err:
             self._news.fail(attempt, err)
-        finally:
-            self._news.attempts.pop(attempt.key, None)
-            del self._attempts[attempt.key]
-            if isinstance(job, DecodeJob):
-                self._take_over.imported(job.transfer_id)
-            self._admission.leave(*attempt.key)
+
+    def _leave(self, attempt: Attempt, job: Job) -> None:
+        """Nothing of an attempt is held here any more.
+
+        Not in its task's own `finally`: a worker that thaws finds a job and its cancel together,
+        and a task that is cancelled before its first turn never gets there.
+        """
+        self._news.attempts.pop(attempt.key, None)
+        del self._attempts[attempt.key]
+        if isinstance(job, DecodeJob):
+            self._take_over.imported(job.transfer_id)
+        self._admission.leave(*attempt.key)
 
     async def _decode(
         self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
@@ -227,6 +234,8 @@ class Worker:
                 phase=attempt.phase,
             )
             self._bus.append(attempt.gateway, started)
+        if attempt.stopping:  # before its first turn: the engine was told already
+            raise Refused(RefusalReason.CANCELLED, "stopped before it began")
         with spans.start_as_current_span(names.DECODE_RUN) as span:
             span.set_attribute(names.ATTEMPT, generation.attempt)
             self._engine.submit(

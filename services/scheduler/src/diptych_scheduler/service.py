@@ -1,7 +1,6 @@
 """The shell: what arrives becomes events, what the ledger orders is performed."""
 
 import asyncio
-import time
 from collections.abc import Iterable
 
 from diptych_bus.port import Delivery, Gone, Kept, Subscription
@@ -141,9 +140,7 @@ class Scheduler:
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
         self._metering.heard(event)
-        effects = self._ledger.handle(
-            event, now_s=self.judged_s, unix_ms=time.time_ns() // 1_000_000
-        )
+        effects = self._ledger.handle(event, now_s=self.judged_s, unix_ms=self._bus.unix_ms())
         self._metering.ordered(effects)
         self._performer.order(effects)
 
@@ -206,7 +203,7 @@ class Scheduler:
                 self._lose(lost.member)
             for member in self._liveness.departed(now_s=now_s):
                 self._lose(member)
-            for owner in self._ledger.peers():
+            for owner in sorted(self._ledger.peers()):
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
             self.tell(Ticked())
