@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard libs/*/src services/*/src)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check live alone compose equality bench soak format clean
+.PHONY: help up test check faults live chaos alone compose equality bench soak format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -25,9 +25,16 @@ check: $(STAMP) ## format, lint, types, imports, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
+faults: $(STAMP) ## 200 seeds of every fault, in virtual time (minutes)
+	DIPTYCH_FAULT_SEEDS=200 $(BIN)/python -m pytest -q tests/faults/test_seeded_faults.py
+
 live: $(STAMP) ## real nats-server, real engine, real processes
 	$(BIN)/diptych models pull
 	$(BIN)/python -m pytest -q -m live
+
+chaos: $(STAMP) ## kill and freeze everything for ten minutes (MINUTES=10 SEED= ENGINE=llamacpp)
+	$(if $(filter sim,$(ENGINE)),,$(BIN)/diptych models pull)
+	$(BIN)/python -m diptych_testkit.chaos --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED)) --engine $(or $(ENGINE),llamacpp) $(ARGUMENTS)
 
 alone: ## each service, installed by itself in an empty environment
 	PYTHON=$(PYTHON) .ci/alone

@@ -507,6 +507,7 @@ async def test_what_is_not_acknowledged_comes_again_until_the_limit(connect: Con
     await asyncio.sleep(0.8)
 
     assert [p.num_delivered for p in pulled] == [1, 2]
+    assert pulled[0].stored_unix_ms == pulled[1].stored_unix_ms
     assert pulled[0].seq == pulled[1].seq
 
 

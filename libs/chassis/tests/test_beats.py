@@ -80,6 +80,9 @@ async def test_beats_carry_readiness_and_are_noted(server: NatsServer, heard: He
     try:
         first = await heard.until(lambda beat: True)
         assert (first.ready, first.detail) == (False, "starting")
+        vitals.patience_s = 2.5
+        patient = await heard.until(lambda beat: beat.patience_ms > 0)
+        assert patient.patience_ms == 2500
         vitals.report(Readiness(ready=True))
         ready = await heard.until(lambda beat: beat.ready)
     finally:

@@ -24,7 +24,7 @@ def test_a_silent_member_is_lost_after_one_second() -> None:
     lost = run(liveness, 5, 6.3, ME)
     assert [loss.member for loss in lost] == [PEER]
     assert not liveness.alive(PEER)
-    assert run(liveness, 6.3, 7, ME, PEER) == [MemberFound(PEER)]
+    assert run(liveness, 6.3, 7, ME, PEER) == [MemberFound(PEER, returned=True)]
 
 
 def test_nobody_is_lost_while_the_bus_is_frozen() -> None:
@@ -93,3 +93,31 @@ def test_a_member_whose_registration_only_expired_has_not_departed() -> None:
     liveness.left(PEER, now_s=4.9)
     assert liveness.beat(PEER, now_s=5) == [MemberFound(PEER)]
     assert liveness.departed(now_s=9.0) == []
+
+
+def test_an_announced_silence_is_no_loss() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    liveness.beat(PEER, now_s=5, patience_s=10)
+    assert run(liveness, 5, 15.9, ME) == []
+    assert [loss.member for loss in run(liveness, 15.9, 16.5, ME)] == [PEER]
+
+
+def test_an_announced_silence_is_over_with_the_next_beat() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    liveness.beat(PEER, now_s=5, patience_s=10)
+    liveness.beat(PEER, now_s=5.1, patience_s=10)
+    run(liveness, 5, 7, ME)
+    liveness.beat(PEER, now_s=7)
+    assert [loss.member for loss in run(liveness, 7, 8.5, ME)] == [PEER]
+
+
+def test_an_announced_silence_has_a_limit_and_outlives_a_freeze_of_the_bus() -> None:
+    liveness = Liveness(ME, max_patience_s=10)
+    run(liveness, 0, 5, ME, PEER)
+    liveness.beat(PEER, now_s=5, patience_s=1e9)
+    run(liveness, 5, 6, ME)
+    run(liveness, 6, 9)
+    assert run(liveness, 9, 15.9, ME) == []
+    assert [loss.member for loss in run(liveness, 15.9, 16.5, ME)] == [PEER]

@@ -1,3 +1,7 @@
+import threading
+import time
+from itertools import pairwise
+
 import msgspec
 import pytest
 
@@ -130,3 +134,26 @@ def test_a_broken_template_is_refused_at_once() -> None:
     card = msgspec.structs.replace(tiny_card(), chat_template="{% for x %}")
     with pytest.raises(Permanent, match="chat template is broken at line 1"):
         TextCodec.from_card(card)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(codec: TextCodec) -> None:
+    """Beats come from a thread: a gateway that was silent for a second is declared dead."""
+    begun, ended = threading.Event(), threading.Event()
+    seen = []
+
+    def look() -> None:
+        begun.set()
+        while not ended.wait(0.001):
+            seen.append(time.monotonic())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    begun.wait()
+    began_s = time.monotonic()
+    codec.encode("the quick brown fox jumps " * 20_000)
+    ended_s = time.monotonic()
+    ended.set()
+    looking.join()
+    within = [at_s for at_s in seen if began_s < at_s < ended_s]
+    longest_s = max(b - a for a, b in pairwise([began_s, *within, ended_s]))
+    assert longest_s < (ended_s - began_s) / 2

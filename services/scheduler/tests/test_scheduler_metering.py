@@ -37,12 +37,11 @@ def test_jobs_fences_and_refusals_are_counted() -> None:
     assert grown(lambda: metering.heard(answered), "refused_total", reason="no_room") == 1
 
 
-def test_a_member_that_was_declared_dead_and_beats_is_a_false_alarm() -> None:
+def test_members_that_are_lost_and_return_count() -> None:
     metering = Metering()
-    assert grown(lambda: metering.found(WORKER), "false_alarms_total") == 0
-    assert grown(lambda: metering.lost(WORKER), "members_lost_total") == 1
-    assert grown(lambda: metering.found(WORKER), "false_alarms_total") == 1
-    assert grown(lambda: metering.found(WORKER), "false_alarms_total") == 0
+    assert grown(metering.lost, "members_lost_total") == 1
+    assert grown(lambda: metering.found(returned=False), "members_returned_total") == 0
+    assert grown(lambda: metering.found(returned=True), "members_returned_total") == 1
 
 
 def test_workers_count_while_they_beat() -> None:

@@ -95,6 +95,8 @@ class Pulled(Protocol):
     delivery: Delivery
     seq: int
     num_delivered: int
+    stored_unix_ms: int
+    """When, by the server's clock."""
 
     async def ack(self) -> None:
         """Done: do not deliver it again.
@@ -318,6 +320,10 @@ class Bus(Messaging, Journal, Streams, Protocol):
         None after `close`; the reason where the client gave up or a handler had a bug: the process
         should end.
         """
+        ...
+
+    def unix_ms(self) -> int:
+        """The server's wall time, as far as this client knows it: the one clock all share."""
         ...
 
     def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:

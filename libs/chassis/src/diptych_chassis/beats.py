@@ -110,6 +110,7 @@ class BeatThread:
             pid=os.getpid(),
             ready=readiness.ready,
             detail=readiness.detail,
+            patience_ms=round(self._vitals.patience_s * 1000),
         )
         self._vitals.beat_sent(self._count, time.monotonic())
         await client.publish(subjects.beat(self._member), encode(beat))

@@ -25,6 +25,8 @@ class Vitals:
     def __init__(self, now_s: float) -> None:
         self.readiness = Readiness(ready=False, detail="starting")
         self.ever_ready = False
+        self.patience_s = 0.0
+        """How much longer than usual the next beat may take."""
         self._probed_s = now_s
         self._beats: deque[tuple[int, float]] = deque(maxlen=_BEATS_KEPT)
 
@@ -48,6 +50,11 @@ class Vitals:
     def beat_sent(self, count: int, now_s: float) -> None:
         """Beat number `count` left."""
         self._beats.append((count, now_s))
+
+    @property
+    def last_beat(self) -> int:
+        """The number of the newest beat; 0 before the first."""
+        return self._beats[-1][0] if self._beats else 0
 
     def beat_sent_s(self, count: int) -> float | None:
         """When beat `count` left; None if it never did, or over six seconds ago."""

@@ -28,6 +28,9 @@ class Beat(Message, frozen=True, kw_only=True, tag="beat.1"):
     """Whether the process serves; a supervisor waits for it."""
     detail: str = ""
     """Why not, if not."""
+    patience_ms: int = 0
+    """How much longer than usual the next beat may take: something is done that lets no thread of
+    the process run."""
 
 
 class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registration.1"):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import RefusalReason
 
+MAX_WAITING = 64
+"""Prefill jobs that may wait in a worker's own queue."""
 _REMEMBERED = 4096
 
 
@@ -40,7 +42,9 @@ class JobAdmission:
         max_waiting: Jobs that may wait in the engine's own queue.
     """
 
-    def __init__(self, *, max_sequences: int, kv_tokens: int, max_waiting: int = 64) -> None:
+    def __init__(
+        self, *, max_sequences: int, kv_tokens: int, max_waiting: int = MAX_WAITING
+    ) -> None:
         self._max_sequences = max_sequences
         self._kv_tokens = kv_tokens
         self._max_waiting = max_waiting

@@ -7,8 +7,12 @@ would look dead at once and every request would be prefilled again. So:
 - while the own beat is stale, or a tick came late, judging is suspended: nobody is lost, and
   `judged_s` (the clock that deadlines use) stands still;
 - when it resumes, every member's silence restarts from zero with a grace on top.
+
+A member may say that its next beat will take longer, and is believed within a limit. One that was
+lost and beats again was frozen, or was never dead: `MemberFound` says that it `returned`.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from diptych_contracts.ids import Incarnation
@@ -19,6 +23,8 @@ class MemberFound:
     """A member beats for the first time, or again after it was lost."""
 
     member: Incarnation
+    returned: bool = False
+    """Whether it was lost before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,9 @@ class MemberLost:
     silent_s: float
 
 
+_REMEMBERED = 1024
+
+
 class Liveness:
     """Turns beats and ticks into `MemberFound` and `MemberLost`.
 
@@ -37,6 +46,7 @@ class Liveness:
         silence_s: Silence after which a member is lost; beats come every 0.1 s.
         own_fresh_s: How old the observer's own beat may be.
         grace_s: Added to every member's patience after judging was suspended.
+        max_patience_s: The longest silence that a member may announce.
     """
 
     def __init__(
@@ -46,13 +56,19 @@ class Liveness:
         silence_s: float = 1.0,
         own_fresh_s: float = 0.3,
         grace_s: float = 2.0,
+        max_patience_s: float = 30.0,
     ) -> None:
         self._me = me
         self._silence_s = silence_s
         self._own_fresh_s = own_fresh_s
         self._grace_s = grace_s
+        self._max_patience_s = max_patience_s
         self._own_seen_s: float | None = None
         self._patient_from_s: dict[Incarnation, float] = {}
+        self._announced: set[Incarnation] = set()
+        """Members whose silence was announced."""
+        self._mourned: OrderedDict[Incarnation, None] = OrderedDict()
+        """Members that were lost, the last of them."""
         self._left_s: dict[Incarnation, float] = {}
         self._judging_since_s: float | None = None
         self._last_tick_s: float | None = None
@@ -76,8 +92,10 @@ class Liveness:
             and now_s - since_s > self._silence_s + self._grace_s
         )
 
-    def beat(self, member: Incarnation, *, now_s: float, ready: bool = True) -> list[MemberFound]:
-        """A beat of `member` has arrived.
+    def beat(
+        self, member: Incarnation, *, now_s: float, ready: bool = True, patience_s: float = 0.0
+    ) -> list[MemberFound]:
+        """A beat of `member` has arrived; its next one may take `patience_s` longer than usual.
 
         A member counts from its first ready beat on: before that it holds nothing that could be
         lost, and loading weights can starve its beats.
@@ -88,11 +106,26 @@ class Liveness:
         if found and not ready:
             return []
         self._left_s.pop(member, None)
-        self._patient_from_s[member] = max(now_s, self._patient_from_s.get(member, now_s))
-        return [MemberFound(member)] if found else []
+        self._heard(member, now_s, min(patience_s, self._max_patience_s))
+        if not found:
+            return []
+        returned = member in self._mourned
+        self._mourned.pop(member, None)
+        return [MemberFound(member, returned)]
+
+    def _heard(self, member: Incarnation, now_s: float, patience_s: float) -> None:
+        until_s = now_s + patience_s
+        if member in self._announced:  # what was announced before is over
+            self._announced.discard(member)
+        else:
+            until_s = max(until_s, self._patient_from_s.get(member, now_s))
+        if patience_s > 0:
+            self._announced.add(member)
+        self._patient_from_s[member] = until_s
 
     def left(self, member: Incarnation, *, now_s: float) -> None:
         """A member said that it goes: its silence is no loss."""
+        self._announced.discard(member)
         if self._patient_from_s.pop(member, None) is not None:
             self._left_s[member] = now_s
 
@@ -123,7 +156,8 @@ class Liveness:
     def _resume(self, now_s: float) -> None:
         self._judging_since_s = now_s
         for member in self._patient_from_s:
-            self._patient_from_s[member] = now_s + self._grace_s
+            patient_from_s = self._patient_from_s[member]
+            self._patient_from_s[member] = max(patient_from_s, now_s + self._grace_s)
 
     def _lost(self, now_s: float) -> list[MemberLost]:
         lost = [
@@ -133,4 +167,8 @@ class Liveness:
         ]
         for loss in lost:
             del self._patient_from_s[loss.member]
+            self._announced.discard(loss.member)
+            self._mourned[loss.member] = None
+            if len(self._mourned) > _REMEMBERED:
+                self._mourned.popitem(last=False)
         return lost

@@ -102,8 +102,9 @@ class SchedulerMetrics:
         self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
         self.adoptions = counter("scheduler_adoptions_total", "Records taken over.")
         self.members_lost = counter("scheduler_members_lost_total", "Members declared dead.")
-        self.false_alarms = counter(
-            "scheduler_false_alarms_total", "Members declared dead that were only silent."
+        self.members_returned = counter(
+            "scheduler_members_returned_total",
+            "Members that beat again after they were declared dead: frozen ones and false alarms.",
         )
         self.dead = counter(
             "scheduler_dead_requests_total", "Requests that were given up as failed.", "cause"

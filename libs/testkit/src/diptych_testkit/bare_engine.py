@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from diptych_contracts.ids import RequestId
 from diptych_contracts.sampling import Sampling, Stopping
@@ -14,13 +15,26 @@ from diptych_engine.port import (
     StepReport,
 )
 
+_ANSWER_S = 120.0
+_GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One prompt, and how it is answered."""
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    sampling: Sampling = _GREEDY
+
 
 class BareEngine:
-    """Answers prompts one after another, without any of Diptych around the engine."""
+    """Answers prompts, without any of Diptych around the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._answer: list[int] = []
+        self._answers: dict[RequestId, list[int]] = {}
+        self._running: set[RequestId] = set()
         self._ended = threading.Event()
         self._asked = 0
         engine.start(self._hear)
@@ -28,29 +42,39 @@ class BareEngine:
     def _hear(self, report: StepReport) -> None:
         for news in report.news:
             if isinstance(news, NewTokens):
-                self._answer += news.token_ids
+                self._answers[news.key.request_id] += news.token_ids
                 if news.finish is not None:
-                    self._ended.set()
+                    self._running.discard(news.key.request_id)
+                    if not self._running:
+                        self._ended.set()
 
     def answer(
         self, prompt_ids: Sequence[int], max_tokens: int, sampling: Sampling | None = None
     ) -> list[int]:
         """The engine's answer to a prompt, greedy unless `sampling` says otherwise."""
-        self._asked += 1
-        self._answer = []
+        question = Question(prompt_ids, max_tokens, sampling or _GREEDY)
+        return self.answers([question])[0]
+
+    def answers(self, questions: Sequence[Question]) -> list[list[int]]:
+        """The engine's answers to several prompts at once, each of which must find a seat."""
+        names = [RequestId(f"bare-{self._asked + n}") for n in range(len(questions))]
+        self._asked += len(questions)
+        self._answers = {name: [] for name in names}
+        self._running = set(names)
         self._ended.clear()
-        self._engine.submit(
-            SequenceWork(
-                key=SequenceKey(RequestId(f"bare-{self._asked}"), 1),
-                phase=Phase.GENERATE,
-                prompt_ids=prompt_ids,
-                answer_ids=(),
-                sampling=sampling or Sampling(temperature=0.0),
-                stopping=Stopping(max_tokens=max_tokens),
+        for name, question in zip(names, questions, strict=True):
+            self._engine.submit(
+                SequenceWork(
+                    key=SequenceKey(name, 1),
+                    phase=Phase.GENERATE,
+                    prompt_ids=question.prompt_ids,
+                    answer_ids=(),
+                    sampling=question.sampling,
+                    stopping=Stopping(max_tokens=question.max_tokens),
+                )
             )
-        )
-        assert self._ended.wait(120), "the bare engine does not answer"
-        return list(self._answer)
+        assert self._ended.wait(_ANSWER_S * len(questions)), "the bare engine does not answer"
+        return [self._answers[name] for name in names]
 
     def close(self) -> None:
         """Free the engine."""

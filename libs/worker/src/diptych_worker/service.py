@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import assert_never
 
 from diptych_bus.port import Delivery
@@ -196,11 +195,10 @@ class Worker:
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
-        # Not a `finally` in the task: one that is cancelled before its first step has none.
-        attempt.task.add_done_callback(partial(self._over, attempt))
+        attempt.task.add_done_callback(lambda _task: self._leave(attempt, job))
 
     async def _run(self, attempt: Attempt, job: Job, blocks: list[KvBlock]) -> None:
-        """One attempt from its acceptance to the moment nothing of it is held here."""
+        """One attempt from its acceptance to the moment the engine has nothing of it."""
         try:
             attempt.prompt_ids = await self._prompts.ids(job.generation)
             if isinstance(job, PrefillJob):
@@ -210,12 +208,16 @@ class Worker:
         except DiptychError as err:
             self._news.fail(attempt, err)
 
-    def _over(self, attempt: Attempt, _task: "asyncio.Task[None]") -> None:
-        """Nothing of an attempt is held here any more."""
+    def _leave(self, attempt: Attempt, job: Job) -> None:
+        """Nothing of an attempt is held here any more.
+
+        Not in its task's own `finally`: a worker that thaws finds a job and its cancel together,
+        and a task that is cancelled before its first turn never gets there.
+        """
         self._news.attempts.pop(attempt.key, None)
         del self._attempts[attempt.key]
-        if isinstance(attempt.job, DecodeJob):
-            self._take_over.imported(attempt.job.transfer_id)
+        if isinstance(job, DecodeJob):
+            self._take_over.imported(job.transfer_id)
         self._admission.leave(*attempt.key)
 
     async def _decode(
@@ -232,6 +234,8 @@ class Worker:
                 phase=attempt.phase,
             )
             self._bus.append(attempt.gateway, started)
+        if attempt.stopping:  # before its first turn: the engine was told already
+            raise Refused(RefusalReason.CANCELLED, "stopped before it began")
         with spans.start_as_current_span(names.DECODE_RUN) as span:
             span.set_attribute(names.ATTEMPT, generation.attempt)
             self._engine.submit(

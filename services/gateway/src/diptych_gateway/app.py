@@ -43,7 +43,7 @@ async def serve(member: Member, settings: GatewaySettings) -> None:
 def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExecutor) -> Gateway:
     """A gateway, ready to run."""
     bus, me, now_s = member.bus, member.incarnation, member.now_s
-    models = Models(bus, executor)
+    models = Models(bus, executor, member.patience)
     records = Records(bus, me)
     archive = Archive(bus)
     keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s)
@@ -56,7 +56,9 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         settings=settings,
         identity=Identity(me, deadlines, settings.default_max_tokens),
         now_s=now_s,
-        acceptance=Acceptance(bus, models, executor=executor, rng=member.rng),
+        acceptance=Acceptance(
+            bus, models, executor=executor, rng=member.rng, unix_ms=member.unix_ms
+        ),
         in_flight=in_flight,
         keeper=keeper,
         door=door,

@@ -5,8 +5,9 @@ from the object store, and its codec is built once per fingerprint, off the even
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 
 from diptych_bus.port import Bus, Gone, Kept, Subscription
@@ -22,8 +23,17 @@ from diptych_text.codec import TextCodec
 _RETRY_S = 0.5
 _LOAD_S = 5.0
 _SHOWN_CHARS = 80
+_STANDSTILL_S = 10.0
+"""Building a codec lets no thread run: 0.12 s for 49,000 tokens, of which models have 250,000, and
+a busy machine takes ten times as long."""
+
+Patience = Callable[[float], AbstractAsyncContextManager[None]]
 
 log = logger(__name__)
+
+
+def _unannounced(_longer_s: float) -> AbstractAsyncContextManager[None]:
+    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +58,13 @@ class Models:
     Args:
         bus: Where workers register and cards are kept.
         executor: Of one thread, which builds codecs and tokenizes long texts.
+        patience: Asks the others not to take a standstill of that many seconds for death.
     """
 
-    def __init__(self, bus: Bus, executor: Executor) -> None:
+    def __init__(self, bus: Bus, executor: Executor, patience: Patience = _unannounced) -> None:
         self._bus = bus
         self._executor = executor
+        self._patience = patience
         self._offers: dict[str, WorkerRegistration] = {}
         self._loaded: dict[str, ServedModel] = {}
         self._stale: dict[str, Fingerprint] = {}
@@ -136,9 +148,10 @@ class Models:
         loaded = self._loaded.get(model)
         if loaded is None or loaded.card != card:
             loop = asyncio.get_running_loop()
-            self._loaded[model] = await loop.run_in_executor(
-                self._executor, ServedModel.from_card, card
-            )
+            async with self._patience(_STANDSTILL_S):
+                self._loaded[model] = await loop.run_in_executor(
+                    self._executor, ServedModel.from_card, card
+                )
             log.info("model_ready", model=model, context_tokens=card.context_tokens)
         if card.fingerprint.base != fingerprint.base:
             log.warning(

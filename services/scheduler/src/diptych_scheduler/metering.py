@@ -1,10 +1,8 @@
 """What a scheduler counts: read off the events it hears and the orders it gives."""
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
 from diptych_contracts.fleet import Role
-from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import GenerateJob, JobRefused
 from diptych_contracts.requests import Mode
 from diptych_policy.fleet import Fleet
@@ -19,8 +17,6 @@ from diptych_policy.lifecycle import (
 from diptych_policy.recovery import Ledger
 from diptych_telemetry import metrics
 
-_REMEMBERED = 256
-
 
 class Metering:
     """The scheduler's families, kept up to date."""
@@ -29,7 +25,6 @@ class Metering:
         self._families = metrics.scheduler()
         for mode in Mode:
             self._families.routed.labels(mode)
-        self._lost: OrderedDict[Incarnation, None] = OrderedDict()
 
     def heard(self, event: Event) -> None:
         """The ledger was told `event`."""
@@ -48,18 +43,14 @@ class Metering:
                 case AdoptRecord():
                     self._families.adoptions.inc()
 
-    def lost(self, member: Incarnation) -> None:
-        """`member` was declared dead."""
+    def lost(self) -> None:
+        """A member was declared dead."""
         self._families.members_lost.inc()
-        self._lost[member] = None
-        while len(self._lost) > _REMEMBERED:
-            self._lost.popitem(last=False)
 
-    def found(self, member: Incarnation) -> None:
-        """`member` beats: if it was declared dead, that was wrong."""
-        if member in self._lost:
-            del self._lost[member]
-            self._families.false_alarms.inc()
+    def found(self, *, returned: bool) -> None:
+        """A member beats: if it was declared dead, it was only silent."""
+        if returned:
+            self._families.members_returned.inc()
 
     def now(self, ledger: Ledger, fleet: Fleet) -> None:
         """What is live, and who is there."""

@@ -53,6 +53,11 @@ T = TypeVar("T")
 class Owner(Protocol):
     """What the performer needs of the scheduler."""
 
+    @property
+    def judged_s(self) -> float:
+        """The judge's clock: it stands still while the bus carries nothing."""
+        ...
+
     def tell(self, event: Event) -> None: ...
 
     def alive(self, member: Incarnation) -> bool: ...
@@ -264,14 +269,13 @@ class Performer:
 
     async def _send_job(self, effect: SendJob) -> None:
         request_id, attempt, worker = effect.request_id, effect.attempt, effect.worker
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._job_answer_s
+        give_up_s = self._owner.judged_s + self._job_answer_s
         answer: JobAnswer | None = None
         context = self._contexts.get(request_id)
         with spans.start_as_current_span(names.SCHEDULER_ROUTE, context=context) as span:
             span.set_attribute(names.ATTEMPT, attempt)
             span.set_attribute(names.MESSAGING_DESTINATION, "job.<worker>")
-            while answer is None and loop.time() < give_up_s:
+            while answer is None and self._owner.judged_s < give_up_s:
                 if not self._owner.current(request_id, attempt):
                     return
                 try:
@@ -279,8 +283,6 @@ class Performer:
                         subjects.job(worker), effect.job, JobAnswer, timeout_s=0.5
                     )
                 except BusAway:
-                    if not self._bus.connected:
-                        give_up_s = loop.time() + self._job_answer_s
                     await asyncio.sleep(_PAUSE_S)
         self._owner.tell(JobAnswered(request_id, attempt, worker, answer))
 

@@ -1,7 +1,6 @@
 """The shell: what arrives becomes events, what the ledger orders is performed."""
 
 import asyncio
-import time
 from collections.abc import Iterable
 
 from diptych_bus.port import Delivery, Gone, Kept, Subscription
@@ -141,9 +140,7 @@ class Scheduler:
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
         self._metering.heard(event)
-        effects = self._ledger.handle(
-            event, now_s=self._liveness.judged_s, unix_ms=time.time_ns() // 1_000_000
-        )
+        effects = self._ledger.handle(event, now_s=self.judged_s, unix_ms=self._bus.unix_ms())
         self._metering.ordered(effects)
         self._performer.order(effects)
 
@@ -154,9 +151,14 @@ class Scheduler:
             (self._replicas.add if beat.ready else self._replicas.discard)(beat.member)
         if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
             now_s = self._member.beat_sent_s(beat.count) or 0.0
-        for found in self._liveness.beat(beat.member, now_s=now_s, ready=beat.ready):
+        patience_s = beat.patience_ms / 1000
+        for found in self._liveness.beat(
+            beat.member, now_s=now_s, ready=beat.ready, patience_s=patience_s
+        ):
             self._fleet.found(found.member)
-            self._metering.found(found.member)
+            self._metering.found(returned=found.returned)
+            if found.returned:
+                log.warning("member_returned", member=found.member)
             self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
             self.tell(MemberWasFound(found.member))
 
@@ -195,13 +197,13 @@ class Scheduler:
                 log.warning(
                     "member_lost", member=lost.member, silent_ms=round(lost.silent_s * 1000)
                 )
-                self._metering.lost(lost.member)
+                self._metering.lost()
                 event = MemberLost(member=lost.member, silent_ms=round(lost.silent_s * 1000))
                 self._performer.announce(event, f"{lost.member}.lost")
                 self._lose(lost.member)
             for member in self._liveness.departed(now_s=now_s):
                 self._lose(member)
-            for owner in self._ledger.peers():
+            for owner in sorted(self._ledger.peers()):
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
             self.tell(Ticked())
@@ -222,6 +224,11 @@ class Scheduler:
         self._replicas.discard(member)
         self._fleet.lost(member)
         self.tell(MemberWasLost(member))
+
+    @property
+    def judged_s(self) -> float:
+        """The judge's clock."""
+        return self._liveness.judged_s
 
     def alive(self, member: Incarnation) -> bool:
         """Whether a worker beats."""

@@ -132,6 +132,10 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         """Share `consumer`'s messages with the other replicas."""
         return await Puller(self._connection, consumer, handler=handler, paused=paused).start()
 
+    def unix_ms(self) -> int:
+        """The server's wall time, as far as this client knows it."""
+        return self._connection.server_clock.unix_ms()
+
     async def backlog(self, consumer: ConsumerSpec) -> Backlog:
         """How far `consumer` has come."""
         return await backlog(self._connection, consumer, timeout_s=CALL_S)

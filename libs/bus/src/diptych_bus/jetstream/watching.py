@@ -13,7 +13,6 @@ listing begins where the last one was. The server sends no faster than we take (
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
@@ -24,6 +23,7 @@ from diptych_bus.jetstream import direct
 from diptych_bus.jetstream.answers import API, ApiError, api, status
 from diptych_bus.jetstream.connection import Connection, Listening
 from diptych_bus.jetstream.declaring import NS, bucket_stream
+from diptych_bus.jetstream.messaging import stamp_ms
 from diptych_bus.lifetime import stop, woken
 from diptych_bus.port import Gone, Kept, never
 from diptych_contracts.errors import BusAway, Permanent, Transient
@@ -54,12 +54,12 @@ def is_gone(msg: Msg) -> bool:
     return "KV-Operation" in (msg.headers or {})
 
 
-def ttl_left_s(msg: Msg) -> float | None:
-    """How long the key will live, by this machine's clock; None if it has no TTL."""
+def ttl_left_s(msg: Msg, unix_ms: int) -> float | None:
+    """How long the key will live, `unix_ms` being the server's time; None if it has no TTL."""
     ttl = (msg.headers or {}).get("Nats-TTL")
     if not ttl:
         return None
-    age_s = time.time() - msg.metadata.timestamp.timestamp()
+    age_s = (unix_ms - stamp_ms(msg)) / 1000
     ttl_s = float(ttl.rstrip("s"))
     return ttl_s - min(max(age_s, 0.0), ttl_s)
 
@@ -224,6 +224,7 @@ class Watch(Generic[M]):
         if msg.metadata.sequence.consumer != listing.count:
             self._list_soon()
             return
+        self._connection.server_clock.stamped(stamp_ms(msg))
         key = msg.subject[len(self._prefix) :]
         self._seq = max(self._seq, msg.metadata.sequence.stream)
         self._take(key, msg)
@@ -258,7 +259,7 @@ class Watch(Generic[M]):
             self._revisions.pop(key, None)
         else:
             self._revisions[key] = revision
-            if (left_s := ttl_left_s(msg)) is not None:
+            if (left_s := ttl_left_s(msg, self._connection.server_clock.unix_ms())) is not None:
                 self._expiries[key] = self._loop.time() + left_s + EXPIRY_MARGIN_S
         self._connection.lifetime.call(self._handler, Kept(key, value, revision), msg.subject)
 

@@ -1,0 +1,265 @@
+"""NATS and each service frozen and thawed under load: nobody alive is fenced, no text changes."""
+
+import asyncio
+import json
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+import pytest
+
+from diptych_testkit.live_stack import MODEL, LiveStack, Process
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+STREAMS = 8
+TOKENS = 48
+QUESTIONS = [f"Write a long story about number {number}." for number in range(STREAMS)]
+RESUME = {"x-diptych-resume": "1"}
+"""A frozen gateway is as good as dead: without this its requests are cancelled."""
+
+
+class Answer(NamedTuple):
+    text: str
+    attempt: int
+
+
+@asynccontextmanager
+async def clients(stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=stack.base_url,
+        api_key="none",
+        max_retries=0,
+        timeout=120,
+        default_headers=RESUME,
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(own_stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
+    """Two of everything but governor and gateway."""
+    await asyncio.to_thread(own_stack.start_all)
+    more = [own_stack.start(s) for s in ("scheduler", "prefill-worker", "decode-worker")]
+    for process in more:
+        await asyncio.to_thread(process.wait_ready)
+    async with clients(own_stack) as client:
+        yield client
+
+
+async def stream(client: openai.AsyncOpenAI, question: str, begun: asyncio.Event) -> Answer:
+    chunks = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        max_tokens=TOKENS,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, attempt = "", 0
+    async for chunk in chunks:
+        begun.set()
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+        if chunk.usage is not None:
+            told: Any = chunk.usage.model_extra
+            attempt = told["diptych"]["attempt"]
+    assert attempt, "a stream broke off without a word"
+    return Answer(text, attempt)
+
+
+class Load:
+    """Streams that are running."""
+
+    def __init__(self, client: openai.AsyncOpenAI) -> None:
+        self._begun = [asyncio.Event() for _ in QUESTIONS]
+        self._tasks = [
+            asyncio.create_task(stream(client, question, begun))
+            for question, begun in zip(QUESTIONS, self._begun, strict=True)
+        ]
+
+    async def begun(self, count: int = STREAMS // 2) -> None:
+        """Wait until `count` streams have brought something."""
+        async with asyncio.timeout(60):
+            while sum(begun.is_set() for begun in self._begun) < count:
+                await asyncio.wait(
+                    [asyncio.ensure_future(b.wait()) for b in self._begun if not b.is_set()],
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+
+    async def answers(self) -> list[Answer]:
+        """Every answer."""
+        async with asyncio.timeout(120):
+            return await asyncio.gather(*self._tasks)
+
+
+async def undisturbed(client: openai.AsyncOpenAI) -> list[str]:
+    return [answer.text for answer in await Load(client).answers()]
+
+
+def texts(answers: Sequence[Answer]) -> list[str]:
+    return [answer.text for answer in answers]
+
+
+def said(stack: LiveStack, event: str) -> Iterator[dict[str, Any]]:
+    """What schedulers logged under the name `event`."""
+    for process in stack.processes:
+        if process.service == "scheduler":
+            for line in process.log.read_text(errors="replace").splitlines():
+                if f'"{event}"' in line:
+                    yield json.loads(line)
+
+
+async def metric(process: Process, name: str) -> float:
+    async with httpx.AsyncClient() as http:
+        page = await http.get(f"http://127.0.0.1:{process.health_port}/metrics")
+    lines = [line for line in page.text.splitlines() if line.startswith(name)]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+async def nothing_is_held(stack: LiveStack, within_s: float = 5.0) -> None:
+    """No worker has a sequence or a promised KV cell, and no scheduler owns a request."""
+
+    async def held() -> float:
+        total = 0.0
+        for process in stack.processes:
+            if process.popen.poll() is None and process.service.endswith("worker"):
+                total += await metric(process, "vllm:num_requests_")
+                total += await metric(process, "vllm:kv_cache_usage_perc")
+            elif process.popen.poll() is None and process.service == "scheduler":
+                total += await metric(process, "diptych_scheduler_owned_requests")
+        return total
+
+    async with asyncio.timeout(within_s):
+        while await held() > 0:
+            await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def frozen(process: Process) -> AsyncIterator[None]:
+    process.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.signal(signal.SIGCONT)
+
+
+async def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("seconds", [1, 2, 3, 5])
+async def test_nobody_is_fenced_while_nats_is_frozen(
+    seconds: int, own_stack: LiveStack, client: openai.AsyncOpenAI
+) -> None:
+    """Also not where a job was just being sent: some streams have not begun yet."""
+    expected = await undisturbed(client)
+    load = Load(client)
+    await load.begun(1)
+    own_stack.nats.freeze()
+    await asyncio.sleep(seconds)
+    own_stack.nats.thaw()
+    answers = await load.answers()
+    assert texts(answers) == expected
+    assert {answer.attempt for answer in answers} == {1}
+    assert list(said(own_stack, "member_lost")) == []
+    await nothing_is_held(own_stack)
+
+
+async def test_requests_that_come_while_nats_is_frozen_are_refused_or_served(
+    own_stack: LiveStack, client: openai.AsyncOpenAI
+) -> None:
+    expected = await undisturbed(client)
+    own_stack.nats.freeze()
+    load = Load(client)
+    await asyncio.sleep(3)
+    own_stack.nats.thaw()
+    with pytest.raises(openai.APIStatusError) as refused:
+        await load.answers()
+    assert refused.value.status_code == 503
+    assert texts(await Load(client).answers()) == expected
+    await nothing_is_held(own_stack)
+
+
+async def test_a_scheduler_frozen_for_ten_seconds_does_no_harm(
+    own_stack: LiveStack, client: openai.AsyncOpenAI
+) -> None:
+    expected = await undisturbed(client)
+    load = Load(client)
+    await load.begun()
+    victim = own_stack.of("scheduler")
+    incarnation = victim.incarnation
+    async with frozen(victim):
+        await eventually(lambda: any(said(own_stack, "member_lost")))
+        assert texts(await load.answers()) == expected
+        during = Load(client)
+        await asyncio.sleep(8)
+    answers = await during.answers()
+    assert texts(answers) == expected
+    assert {answer.attempt for answer in answers} == {1}
+    lost = {(line["incarnation"], line["member"]) for line in said(own_stack, "member_lost")}
+    assert {member for _, member in lost} == {incarnation}
+    adopted = Counter(line["request_id"] for line in said(own_stack, "request_adopted"))
+    assert set(adopted.values()) <= {1}
+    assert texts(await Load(client).answers()) == expected
+    assert victim.readiness["status"] == 200
+    await nothing_is_held(own_stack)
+
+
+@pytest.mark.parametrize("service", ["decode-worker", "prefill-worker", "power-governor"])
+async def test_a_frozen_service_that_thaws_serves_again(
+    service: str, own_stack: LiveStack, client: openai.AsyncOpenAI
+) -> None:
+    expected = await undisturbed(client)
+    load = Load(client)
+    await load.begun()
+    victim = own_stack.of(service)
+    incarnation = victim.incarnation
+    async with frozen(victim):
+        await eventually(lambda: any(said(own_stack, "member_lost")))
+        assert texts(await load.answers()) == expected
+    assert {line["member"] for line in said(own_stack, "member_lost")} == {incarnation}
+    await eventually(lambda: any(said(own_stack, "member_returned")))
+    await nothing_is_held(own_stack)
+    answers = await Load(client).answers()
+    assert texts(answers) == expected
+    assert {answer.attempt for answer in answers} == {1}
+
+
+async def test_a_frozen_gateway_goes_on_with_its_streams(
+    own_stack: LiveStack, client: openai.AsyncOpenAI
+) -> None:
+    expected = await undisturbed(client)
+    load = Load(client)
+    await load.begun()
+    async with frozen(own_stack.of("gateway")):
+        await eventually(lambda: any(said(own_stack, "member_lost")))
+        await asyncio.sleep(2)
+    answers = await load.answers()
+    assert texts(answers) == expected
+    assert {answer.attempt for answer in answers} == {1}
+    await nothing_is_held(own_stack)
+
+
+async def test_of_two_schedulers_that_race_to_adopt_one_wins(
+    own_stack: LiveStack, client: openai.AsyncOpenAI
+) -> None:
+    third = own_stack.start("scheduler")
+    await asyncio.to_thread(third.wait_ready)
+    expected = await undisturbed(client)
+    load = Load(client)
+    await load.begun()
+    for victim in [p for p in own_stack.processes if p.service == "scheduler"][:1]:
+        victim.kill()
+    answers = await load.answers()
+    assert texts(answers) == expected
+    assert {answer.attempt for answer in answers} == {1}
+    adopted = Counter(line["request_id"] for line in said(own_stack, "request_adopted"))
+    assert set(adopted.values()) == {1}
+    await nothing_is_held(own_stack)
