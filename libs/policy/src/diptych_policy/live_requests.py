@@ -22,6 +22,7 @@ from diptych_policy.lifecycle import (
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
 from diptych_policy.placing import Placer
+from diptych_policy.unheard import UnheardCancels
 
 
 class LiveRequests:
@@ -31,6 +32,7 @@ class LiveRequests:
         self._fleet = fleet
         self._placer = Placer(fleet)
         self._limits = limits
+        self._unheard = UnheardCancels()
         self._live: dict[RequestId, LiveRequest] = {}
         self._arrivals = 0
         self._now_s = 0.0
@@ -129,11 +131,13 @@ class LiveRequests:
         record = live.record
         if record.assignment is None:
             return []
-        return [
-            CancelWork(worker, live.cancel())
-            for worker in record.assignment.workers
-            if self._fleet.alive(worker)
-        ]
+        effects: list[Effect] = []
+        for worker in record.assignment.workers:
+            if self._fleet.alive(worker):
+                effects.append(CancelWork(worker, live.cancel()))
+            elif self._fleet.registered(worker):
+                self._unheard.note(worker, live.cancel())
+        return effects
 
     def _end(self, live: LiveRequest, reason: EndReason, detail: str) -> list[Effect]:
         """Write the end to the record, then to the journal; closing waits for the journal."""
@@ -147,12 +151,16 @@ class LiveRequests:
 
     def _close(self, live: LiveRequest, end: End) -> list[Effect]:
         self._forget(live)
-        record = msgspec.structs.replace(live.record, state=RecordState.CLOSED, end=end)
+        return self._closing(live.record, end)
+
+    def _closing(self, record: RequestRecord, end: End) -> list[Effect]:
+        """The last steps: a closed record means that nothing is left to do."""
         request_id = record.request_id
+        ended = RequestEnded(request_id=request_id, end=end)
         return [
-            SaveRecord(record),
-            Announce(request_id, RequestEnded(request_id=request_id, end=end), f"{request_id}.end"),
+            Announce(request_id, ended, f"{request_id}.end", first=True),
             EraseRequest(request_id, record.request_seq),
+            SaveRecord(msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)),
         ]
 
     def _forget(self, live: LiveRequest) -> list[Effect]:

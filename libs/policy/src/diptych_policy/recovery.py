@@ -18,6 +18,8 @@ Rules:
   lost ones end the request: a poisonous request must not walk through the fleet.
 - Deadlines use `now_s`, the judge's clock, which stands still while the bus is away; the total
   deadline uses wall time.
+- A record is closed last: its terminal event is stored and its request erased before. Whoever
+  adopts one that is still open does that again, with the same ids.
 """
 
 from collections import deque
@@ -32,11 +34,15 @@ from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_policy.adoption import ForeignRecords
 from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
 from diptych_policy.fleet import Fleet
-from diptych_policy.journal import Change, JournalPart
+from diptych_policy.journal import Change, JournalPart, RequestView
 from diptych_policy.lifecycle import (
+    Acknowledge,
+    AdoptionLost,
     AdoptRecord,
     Announce,
     AnswersAttended,
+    CancelUnheard,
+    CancelWork,
     CreateRecord,
     Effect,
     Event,
@@ -81,29 +87,26 @@ class Ledger(LiveRequests):
         match event:
             case RequestArrived():
                 effects = self._arrived(event)
-            case RecordCreated(request_id):
-                effects = self._created(request_id)
-            case RecordSeen(record):
-                effects = self._seen(record)
-            case RecordGone(request_id):
-                effects = self._gone(request_id)
-            case RecordAdopted():
-                effects = self._adopted(event)
+            case RecordCreated() | RecordSeen() | RecordGone() | RecordAdopted() | AdoptionLost():
+                effects = self._heard_of_record(event)
             case Journalled():
                 effects = self._journalled(event)
             case JobAnswered():
                 effects = self._answered(event)
-            case MemberWasLost() | MemberWasFound() | AnswersAttended():
+            case MemberWasLost() | MemberWasFound() | AnswersAttended() | CancelUnheard():
                 effects = self._heard_of_members(event)
             case Ticked():
                 self._may_place = True
+                self._unheard.keep_registered(self._fleet)
                 effects = [e for live in list(self._live.values()) for e in self._due(live)]
         return effects + self._place()
 
     def _arrived(self, event: RequestArrived) -> list[Effect]:
         request = event.request
-        if request.request_id in self._live:
-            return []
+        known = self._live.get(request.request_id)
+        if known is not None:  # delivered again: the acknowledgement was late, or lost
+            creating = known.stage is Stage.CREATING
+            return [] if creating else [Acknowledge(request.request_id)]
         record = RequestRecord(
             request_id=request.request_id,
             owner=self._me,
@@ -116,6 +119,23 @@ class Ledger(LiveRequests):
         self._enter(request, record, Stage.CREATING)
         return [CreateRecord(record)]
 
+    def _heard_of_record(
+        self,
+        event: RecordCreated | RecordSeen | RecordGone | RecordAdopted | AdoptionLost,
+    ) -> list[Effect]:
+        match event:
+            case RecordCreated(request_id):
+                return self._created(request_id)
+            case RecordSeen(record, revision):
+                return self._seen(record, revision)
+            case RecordGone(request_id):
+                return self._gone(request_id)
+            case RecordAdopted():
+                return self._adopted(event)
+            case AdoptionLost(record, revision):  # it counts as any other's again
+                self._foreign.forget(record.request_id)
+                return self._seen(record, revision)
+
     def _created(self, request_id: RequestId) -> list[Effect]:
         live = self._live.get(request_id)
         if live is None or live.stage is not Stage.CREATING:
@@ -124,11 +144,10 @@ class Ledger(LiveRequests):
         event = RequestQueued(request_id=request_id, scheduler=self._me)
         return [Announce(request_id, event, f"{request_id}.queued")]
 
-    def _seen(self, record: RequestRecord) -> list[Effect]:
+    def _seen(self, record: RequestRecord, revision: int) -> list[Effect]:
         live = self._live.get(record.request_id)
         if live is None:
-            self._foreign.note(record)
-            return []
+            return self._seen_apart(record, revision)
         if record.state is RecordState.CLOSED:
             return self._forget(live)
         if live.stage is Stage.ENDING:
@@ -139,7 +158,7 @@ class Ledger(LiveRequests):
             )
             return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
         if record.owner != self._me:
-            self._foreign.note(record)
+            self._foreign.note(record, revision)
             return self._forget(live)
         if record.state is RecordState.ENDING:
             live.record = record
@@ -149,26 +168,41 @@ class Ledger(LiveRequests):
             return self._cancel_work(live)
         return []
 
+    def _seen_apart(self, record: RequestRecord, revision: int) -> list[Effect]:
+        """The record of a request that is not live here."""
+        mine = record.owner == self._me and record.state is not RecordState.CLOSED
+        if mine and not self._foreign.adopting(record.request_id):
+            # a gateway marked it while it was being closed: look into the journal and close it
+            return [AdoptRecord(record, revision)]
+        self._foreign.note(record, revision)
+        return []
+
     def _gone(self, request_id: RequestId) -> list[Effect]:
         self._foreign.forget(request_id)
         live = self._live.get(request_id)
         return self._forget(live) if live is not None else []
 
     def _heard_of_members(
-        self, event: MemberWasLost | MemberWasFound | AnswersAttended
+        self, event: MemberWasLost | MemberWasFound | AnswersAttended | CancelUnheard
     ) -> list[Effect]:
         match event:
             case MemberWasLost(member):
                 return self._lost(member)
-            case MemberWasFound(member):  # a gateway that was only frozen knows its readers
-                self._may_place = True
-                for live in self._live.values():
-                    if live.request.gateway == member:
-                        live.attendance.read()
+            case MemberWasFound(member):
+                return self._found(member)
+            case CancelUnheard(worker, cancel):
+                self._unheard.note(worker, cancel)
             case AnswersAttended(request_ids):
                 for request_id in self._live.keys() & set(request_ids):
                     self._live[request_id].attendance.read_elsewhere(now_s=self._now_s)
         return []
+
+    def _found(self, member: Incarnation) -> list[Effect]:
+        self._may_place = True
+        for live in self._live.values():
+            if live.request.gateway == member:  # it was only frozen, and knows its readers
+                live.attendance.read()
+        return [CancelWork(member, cancel) for cancel in self._unheard.take(member)]
 
     def _lost(self, member: Incarnation) -> list[Effect]:
         effects: list[Effect] = []
@@ -178,24 +212,29 @@ class Ledger(LiveRequests):
                 effects += self._due(live)
             elif live.stage is Stage.ROUTED and live.needs(member):
                 effects += self._retry(live, f"{member} is gone", lost=True)
-        return effects + [AdoptRecord(record) for record in self._foreign.take_from(member)]
+        return effects + self._foreign.take_from(member)
 
     def _adopted(self, event: RecordAdopted) -> list[Effect]:
         record, request = event.record, event.request
         self._foreign.forget(record.request_id)
         if record.request_id in self._live:
             return []
+        view = RequestView(record.request_id)
+        for part in event.parts:
+            view.apply(part)
+        if view.end is not None:
+            return self._closing(record, view.end)
         if request is None:
             return self._bury(record)
         live = self._enter(request, record, Stage.CREATING)
         for part in event.parts:
             self._fold(live, part)
-        if live.view.end is not None:
-            return self._close(live, live.view.end)
         if live.view.token_ids:
             live.record = record = msgspec.structs.replace(record, adoptions=0)
         if record.adoptions > self._limits.max_adoptions:
             return self._end(live, EndReason.FAILED, "its schedulers died one after another")
+        if not event.whole and record.state in (RecordState.QUEUED, RecordState.ROUTED):
+            return self._end(live, EndReason.FAILED, "the journal holds only a part of its answer")
         return self._continue(live)
 
     def _bury(self, record: RequestRecord) -> list[Effect]:
@@ -206,8 +245,7 @@ class Ledger(LiveRequests):
             reason=EndReason.FAILED,
             detail="the stored request is gone",
         )
-        closed = msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)
-        return [PublishEnd(record.gateway, end), SaveRecord(closed)]
+        return [PublishEnd(record.gateway, end), *self._closing(record, end)]
 
     def _continue(self, live: LiveRequest) -> list[Effect]:
         """Go on where the dead owner stopped."""

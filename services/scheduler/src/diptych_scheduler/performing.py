@@ -17,8 +17,11 @@ from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS, RESUME_WINDOW_S
 from diptych_policy.lifecycle import (
+    Acknowledge,
+    AdoptionLost,
     AdoptRecord,
     Announce,
+    CancelUnheard,
     CancelWork,
     CreateRecord,
     Effect,
@@ -49,6 +52,9 @@ T = TypeVar("T")
 class Owner(Protocol):
     """What the performer needs of the scheduler."""
 
+    @property
+    def me(self) -> Incarnation: ...
+
     def tell(self, event: Event) -> None: ...
 
     def alive(self, member: Incarnation) -> bool: ...
@@ -59,7 +65,7 @@ class Owner(Protocol):
 def request_of(effect: Effect) -> RequestId:
     """Which request an effect is about."""
     match effect:
-        case CreateRecord(record) | SaveRecord(record) | AdoptRecord(record):
+        case CreateRecord(record) | SaveRecord(record) | AdoptRecord(record=record):
             return record.request_id
         case CancelWork(cancel=cancel):
             return cancel.request_id
@@ -67,7 +73,7 @@ def request_of(effect: Effect) -> RequestId:
             return fence.request_id
         case PublishEnd(end=end):
             return end.request_id
-        case SendJob() | EraseRequest() | Announce():
+        case SendJob() | EraseRequest() | Announce() | Acknowledge():
             return effect.request_id
         case _:
             assert_never(effect)
@@ -105,15 +111,25 @@ class Performer:
         self._contexts[request_id] = pulled.delivery.context
 
     def is_news(self, kept: Kept[RequestRecord]) -> bool:
-        """Whether a watched record was written by someone else (or before this life)."""
+        """Whether a watched record was written by someone else (or before this life).
+
+        The revision of another's record is not taken over: what is still to be written here was
+        decided before that one was known, and must lose its swap.
+        """
         request_id = kept.value.request_id
         news = kept.revision > self._revisions.get(request_id, 0)
         if kept.value.state is RecordState.CLOSED:
-            self._revisions.pop(request_id, None)
-            self._contexts.pop(request_id, None)
-        elif news:
+            self.forget(request_id)
+        elif news and kept.value.owner == self._owner.me:
             self._revisions[request_id] = kept.revision
+        elif news:
+            self._revisions.pop(request_id, None)
         return news
+
+    def forget(self, request_id: RequestId) -> None:
+        """The record of a request is closed or gone."""
+        self._revisions.pop(request_id, None)
+        self._contexts.pop(request_id, None)
 
     def order(self, effects: list[Effect]) -> None:
         """Perform `effects`, after what was ordered before for the same requests."""
@@ -147,61 +163,76 @@ class Performer:
             seen = await self._perform(queue[0])
             if seen is not None:
                 queue.clear()
-                self._owner.tell(RecordSeen(seen))
+                self._owner.tell(RecordSeen(seen.value, seen.revision))
             else:
                 queue.popleft()
         del self._queues[request_id]
 
-    async def _perform(self, effect: Effect) -> RequestRecord | None:
+    async def _perform(self, effect: Effect) -> Kept[RequestRecord] | None:
         """Do it; gives the record that stands there if a swap was lost."""
         match effect:
             case CreateRecord(record):
                 return await self._create(record)
             case SaveRecord(record):
                 return await self._save(record)
-            case AdoptRecord(record):
-                await self._adopt(record)
+            case AdoptRecord():
+                await self._adopt(effect)
+            case Acknowledge(request_id):
+                await self._acknowledge(request_id)
             case SendJob():
                 self._spawn(self._send_job(effect))
             case CancelWork():
                 self._spawn(self._cancel_work(effect))
+            case _:
+                await self._publish(effect)
+        return None
+
+    async def _publish(self, effect: PublishFence | PublishEnd | EraseRequest | Announce) -> None:
+        match effect:
             case PublishFence(gateway, fence):
                 await self._journal(gateway, fence)
             case PublishEnd(gateway, end):
                 await self._journal(gateway, end)
             case EraseRequest():
                 await _until_back(lambda: self._bus.erase(REQUESTS.name, effect.request_seq))
-            case Announce(event=event, msg_id=msg_id):
-                self.announce(event, msg_id)
+            case Announce(first=True):
+                await self._announce(effect.event, effect.msg_id)
+            case Announce():
+                self.announce(effect.event, effect.msg_id)
             case _:
                 assert_never(effect)
-        return None
 
     # Records
 
-    async def _create(self, record: RequestRecord) -> RequestRecord | None:
+    async def _create(self, record: RequestRecord) -> Kept[RequestRecord] | None:
         seen = await self._swap(record, lambda: self._records.create(record.request_id, record))
-        pulled = self._expected.pop(record.request_id, None)
-        if pulled is not None:
-            await _until_back(pulled.ack)
+        await self._acknowledge(record.request_id)
         if seen is None:
             self._owner.tell(RecordCreated(record.request_id))
         return seen
 
-    async def _save(self, record: RequestRecord) -> RequestRecord | None:
+    async def _acknowledge(self, request_id: RequestId) -> None:
+        pulled = self._expected.pop(request_id, None)
+        if pulled is not None:
+            await _until_back(pulled.ack)
+
+    async def _save(
+        self, record: RequestRecord, revision: int | None = None
+    ) -> Kept[RequestRecord] | None:
         closed = record.state is RecordState.CLOSED
         ttl_s = RESUME_WINDOW_S if closed else None
         request_id = record.request_id
+        if revision is None:
+            revision = self._revisions.get(request_id, 0)
         return await self._swap(
             record,
-            lambda: self._records.update(
-                request_id, record, self._revisions.get(request_id, 0), ttl_s=ttl_s
-            ),
+            lambda: self._records.update(request_id, record, revision, ttl_s=ttl_s),
         )
 
     async def _swap(
         self, record: RequestRecord, write: Callable[[], Awaitable[int]]
-    ) -> RequestRecord | None:
+    ) -> Kept[RequestRecord] | None:
+        """Write; gives what stands there if that was lost to another."""
         request_id = record.request_id
         try:
             revision = await _until_back(write)
@@ -210,14 +241,15 @@ class Performer:
             if kept is None:
                 return None
             self._revisions[request_id] = kept.revision
-            return None if kept.value == record else kept.value
+            return None if kept.value == record else kept
         self._revisions[request_id] = max(revision, self._revisions.get(request_id, 0))
         return None
 
-    async def _adopt(self, record: RequestRecord) -> None:
-        seen = await self._save(record)
+    async def _adopt(self, effect: AdoptRecord) -> None:
+        record = effect.record
+        seen = await self._save(record, effect.revision)
         if seen is not None:
-            self._owner.tell(RecordSeen(seen))
+            self._owner.tell(AdoptionLost(seen.value, seen.revision))
             return
         log.info("request_adopted", request_id=record.request_id, attempt=record.attempt)
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
@@ -251,6 +283,7 @@ class Performer:
         self._owner.tell(JobAnswered(request_id, attempt, worker, answer))
 
     async def _cancel_work(self, effect: CancelWork) -> None:
+        """Ask until it is acknowledged; the ledger asks again when a lost worker beats again."""
         while self._owner.alive(effect.worker):
             try:
                 await self._bus.request(
@@ -260,6 +293,7 @@ class Performer:
                 await asyncio.sleep(_PAUSE_S)
             else:
                 return
+        self._owner.tell(CancelUnheard(effect.worker, effect.cancel))
 
     # Streams
 
