@@ -8,8 +8,9 @@ import asyncio
 
 import pytest
 
+from diptych_contracts import subjects
 from diptych_contracts.fleet import Role
-from diptych_contracts.jobs import JobAccepted, PrefillJob
+from diptych_contracts.jobs import GenerateJob, JobAccepted, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import RecordState
 from diptych_testkit.aftermath import dead_letters, journal_of, nothing_is_left
@@ -353,19 +354,19 @@ async def test_a_job_of_a_frozen_scheduler_comes_when_its_attempt_is_long_over()
     async with cut_fleet() as case:
         cut = case.broker.freeze_before("s1", sends_prefill)
         await case.start("s1")
-        await case.ask(LONG)
+        await case.ask(4 * LONG)
         await cut.reached.wait()
         await case.join("s2")
         await case.fleet.client.has_tokens(REQUEST, 5)
         await case.cancel()
         await case.is_over()
-        await case.join("p2", Role.PREFILL)
-        await case.fleet.kill("p1")
+        await case.join("d2", Role.DECODE)
         assert isinstance(cut.call, Call)
-        job = cut.call.message
-        assert isinstance(job, PrefillJob)
-        p2 = case.fleet.incarnation("p2")
-        answer = await case.fleet.bus.request(f"job.{p2}", job, JobAccepted, timeout_s=2)
+        assert isinstance(cut.call.message, PrefillJob)
+        job = GenerateJob(generation=cut.call.message.generation)
+        answer = await case.fleet.bus.request(
+            subjects.job(case.fleet.incarnation("d2")), job, JobAccepted, timeout_s=2
+        )
         assert not answer.duplicate
         started = asyncio.get_running_loop().time()
         await nothing_is_left(case.fleet)

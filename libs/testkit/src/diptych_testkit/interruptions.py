@@ -33,6 +33,7 @@ from diptych_bus.port import (
     always,
 )
 from diptych_bus.ring import Unacked
+from diptych_contracts.errors import BusAway
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import JournalEntry
 from diptych_contracts.streams import BucketSpec, ConsumerSpec
@@ -159,6 +160,11 @@ class CuttingBus(MemoryBus):
 
     # Stopping
 
+    @property
+    def going(self) -> bool:
+        """Whether it is neither frozen nor dead."""
+        return self._going.is_set() and not self._dead
+
     def stop(self, *, kills: bool) -> None:
         """From now on it does and hears nothing."""
         self._dead = self._dead or kills
@@ -177,7 +183,7 @@ class CuttingBus(MemoryBus):
         """Stop if this is a cut's place; says whether the call is lost."""
         lost = False
         for cut in self._cuts:
-            if cut.member == self.name and self._going.is_set() and cut.strikes(call, after=after):
+            if cut.member == self.name and self.going and cut.strikes(call, after=after):
                 lost = lost or cut.deed is Deed.LOSE
                 if cut.deed in (Deed.KILL, Deed.FREEZE):
                     self.stop(kills=cut.deed is Deed.KILL)
@@ -193,14 +199,22 @@ class CuttingBus(MemoryBus):
         return done
 
     async def go_on(self) -> None:
-        """Wait while this member is stopped."""
+        """Wait while this member is stopped; for ever, if it is dead."""
         await self._going.wait()
+        if self._dead:  # its task is being ended: what it would still say in passing is not heard
+            raise BusAway(f"{self.name} is dead")
+
+    async def kill(self) -> None:
+        """Leave as a killed process does; see `MemoryBus.kill`."""
+        self._dead = True
+        self._going.set()
+        await super().kill()
 
     def guarded(self, handler: Callable[[T], None]) -> Callable[[T], None]:
         """`handler`, called only while this member lives, and later while it is frozen."""
 
         def take(item: T) -> None:
-            if self._going.is_set():
+            if self.going:
                 handler(item)
             elif not self._dead:
                 self._backlog.append(lambda: handler(item))
@@ -212,7 +226,7 @@ class CuttingBus(MemoryBus):
     async def publish(self, subject: str, message: Message) -> None:
         """Send and forget; what a stopped member would send is dropped."""
         lost = self.check(Call("publish", subject, message), after=False)
-        if self._going.is_set() and not lost:
+        if self.going and not lost:
             await super().publish(subject, message)
 
     async def subscribe(self, subject: str, handler: Callable[[Delivery], None]) -> Subscription:
@@ -270,7 +284,7 @@ class CuttingBus(MemoryBus):
             yield item
 
     def _send(self) -> None:
-        if self._going.is_set():
+        if self.going:
             super()._send()
         else:
             self._sending = False
