@@ -122,7 +122,8 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     request_seq: int = 0
     """Where stream `REQUESTS` holds the request."""
     journal_seq: int = 0
-    """The journal's last sequence before the first job: recovery reads from the next one."""
+    """The last sequence of stream `TOKENS` before the first job: recovery reads from the next one,
+    and knows by it whether the beginning is still there."""
     deadline_unix_ms: int = 0
     """End of the total deadline."""
     cancel_reason: str = ""

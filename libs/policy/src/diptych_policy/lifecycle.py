@@ -24,7 +24,7 @@ class RequestArrived:
     request: Request
     request_seq: int
     journal_seq: int
-    """Newest sequence of its gateway's journal: none of its own entries is older."""
+    """Newest sequence of the journals' stream: all of its own entries are newer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,13 +96,13 @@ class CutFleet:
         await self.mark(request_id, state=RecordState.CANCELLING, cancel_reason="client left")
 
 
-def slow_engine(step_s: float = 0.002) -> ToyStepEngine:
+def slow_engine(step_s: float = 0.002, **settings: Any) -> ToyStepEngine:
     """An engine whose steps take a while."""
 
     def pause(_batch: Sequence[StepInput]) -> None:
         time.sleep(step_s)
 
-    return ToyStepEngine(on_step=pause)
+    return ToyStepEngine(on_step=pause, **settings)
 
 
 @asynccontextmanager

@@ -110,27 +110,39 @@ class Resumption:
         record = await self._record(stored)
         if record is not None and record.state is not RecordState.CLOSED:
             return None
+        start = start_of(stored, record)
         view = RequestView(stored.request_id)
-        async for _, part in self._history(stored):
+        async for _, part in self._history(stored, start):
             view.apply(part)
-        if view.end is not None:
-            return view.token_ids, view.end
-        if record is not None:
-            raise gone(stored)
-        return None
+        await self._check_whole(stored, record, start, ended=view.end is not None)
+        return (view.token_ids, view.end) if view.end is not None else None
 
     async def _catch_up(self, stream: AnswerStream, stored: StoredResponse) -> None:
-        closed = await self._closed(stored)
-        seq = stored.journal_seq
-        async for seq, part in self._history(stored):  # noqa: B007 - the last one counts
+        record = await self._record(stored)
+        seq = start = start_of(stored, record)
+        async for seq, part in self._history(stored, start):  # noqa: B007 - the last one counts
             stream.feed(part, now_s=self._now_s())
         stream.caught_up(seq, now_s=self._now_s())
-        if closed and stream.end is None:
+        await self._check_whole(stored, record, start, ended=stream.end is not None)
+
+    async def _check_whole(
+        self, stored: StoredResponse, record: RequestRecord | None, start: int, *, ended: bool
+    ) -> None:
+        """Raise 410 if what was read from `start` on cannot be all of it.
+
+        Only a record knows exactly where its request began. Without one (not yet created, or
+        expired) the gateway's own, earlier mark must do: then an end proves that all was there.
+        """
+        whole = (await self._bus.span()).covers(start)
+        closed = record is not None and record.state is RecordState.CLOSED
+        if (not whole and (record is not None or not ended)) or (closed and not ended):
             raise gone(stored)
 
-    async def _history(self, stored: StoredResponse) -> AsyncIterator[tuple[int, JournalPart]]:
+    async def _history(
+        self, stored: StoredResponse, start: int
+    ) -> AsyncIterator[tuple[int, JournalPart]]:
         """What the journal says of a response so far, with its sequences."""
-        entries = self._bus.read(stored.gateway, after_seq=stored.journal_seq)
+        entries = self._bus.read(stored.gateway, after_seq=start)
         count = 0
         async for item in entries:
             for part in parts(item.entry):
@@ -139,10 +151,6 @@ class Resumption:
             count += 1
             if count % _BREATH == 0:
                 await asyncio.sleep(0)
-
-    async def _closed(self, stored: StoredResponse) -> bool:
-        record = await self._record(stored)
-        return record is not None and record.state is RecordState.CLOSED
 
     async def _record(self, stored: StoredResponse) -> RequestRecord | None:
         bucket = self._bus.bucket(REQUEST_RECORDS, RequestRecord)
@@ -197,6 +205,11 @@ class Resumption:
     def _on_attended(self, delivery: Delivery) -> None:
         attended: Attended = delivery.decode(Attended)
         self._keeper.read_elsewhere(attended.request_ids)
+
+
+def start_of(stored: StoredResponse, record: RequestRecord | None) -> int:
+    """The sequence after which the journal tells of a response."""
+    return max(stored.journal_seq, record.journal_seq if record is not None else 0)
 
 
 def gone(stored: StoredResponse) -> ApiError:

@@ -58,7 +58,7 @@ class Intake:
         if pulled.num_delivered >= SCHEDULERS.max_deliver:
             await self._bury(pulled, f"delivered {pulled.num_delivered} times")
         await self._journals.follow(request.gateway)
-        journal_seq = await self._bus.last_seq(request.gateway)
+        journal_seq = (await self._bus.span()).last_seq
         self._performer.expect(request.request_id, pulled)
         self._tell(RequestArrived(request, pulled.seq, journal_seq))
 

@@ -37,8 +37,11 @@ class Journals:
             for gateway in [g for g in self._followed if g not in busy and not alive(g)]:
                 await self._followed.pop(gateway).close()
 
-    async def history(self, record: RequestRecord) -> tuple[JournalPart, ...]:
-        """All parts of a request so far; those that arrive meanwhile are held back for it."""
+    async def history(self, record: RequestRecord) -> tuple[tuple[JournalPart, ...], bool]:
+        """All parts of a request so far, and whether none of them has left the journal.
+
+        Those that arrive meanwhile are held back for it.
+        """
         request_id = record.request_id
         held_back = self._held_back.setdefault(request_id, [])
         await self.follow(record.gateway)
@@ -47,9 +50,10 @@ class Journals:
         async for item in self._bus.read(record.gateway, after_seq=record.journal_seq):
             last_seq = item.seq
             read += [part for part in parts(item.entry) if part.request_id == request_id]
+        whole = (await self._bus.span()).covers(record.journal_seq)
         read += [part for seq, part in held_back if seq > last_seq]
         del self._held_back[request_id]
-        return tuple(read)
+        return tuple(read), whole
 
     def _hear(self, item: JournalItem) -> None:
         for part in parts(item.entry):

@@ -255,8 +255,8 @@ class Performer:
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
         request: Request | None = stored.decode(Request) if stored else None
         self._contexts[record.request_id] = stored.context if stored else None
-        parts = await self._journals.history(record)
-        self._owner.tell(RecordAdopted(record, request, parts))
+        parts, whole = await self._journals.history(record)
+        self._owner.tell(RecordAdopted(record, request, parts, whole))
 
     # Workers
 
