@@ -106,11 +106,11 @@ def slow_engine(step_s: float = 0.002, **settings: Any) -> ToyStepEngine:
 
 
 @asynccontextmanager
-async def cut_fleet(faults: Faults | None = None) -> AsyncIterator[CutFleet]:
-    """A fleet without members yet."""
-    broker = CuttingBroker(faults=faults)
-    async with small_fleet(broker) as fleet:
-        yield CutFleet(fleet, broker)
+async def cut_fleet(faults: Faults | None = None, **broker: Any) -> AsyncIterator[CutFleet]:
+    """A fleet without members yet; `broker` as in `MemoryBroker`."""
+    cutting = CuttingBroker(faults=faults, **broker)
+    async with small_fleet(cutting) as fleet:
+        yield CutFleet(fleet, cutting)
 
 
 # Places
