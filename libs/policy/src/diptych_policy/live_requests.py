@@ -1,5 +1,7 @@
 """The live requests of one scheduler, and the steps that its rules (`recovery`) are made of."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from diptych_contracts.events import RequestEnded
@@ -89,6 +91,17 @@ class LiveRequests:
         self._live[request.request_id] = live
         return live
 
+    def _found(self, member: Incarnation) -> list[Effect]:
+        self._may_place = True
+        for live in self._live.values():
+            if live.request.gateway == member:  # it was only frozen, and knows its readers
+                live.attendance.read()
+        return [CancelWork(member, cancel) for cancel in self._unheard.take(member)]
+
+    def _attended(self, request_ids: Iterable[RequestId]) -> None:
+        for request_id in self._live.keys() & set(request_ids):
+            self._live[request_id].attendance.read_elsewhere(now_s=self._now_s)
+
     def _queue(self, live: LiveRequest) -> None:
         live.to(Stage.QUEUED, now_s=self._now_s)
         self._may_place = True
@@ -147,7 +160,14 @@ class LiveRequests:
         live.end = end
         live.record = msgspec.structs.replace(live.record, state=RecordState.ENDING, end=end)
         live.to(Stage.ENDING, now_s=self._now_s)
-        return [SaveRecord(live.record), *cancels, PublishEnd(live.record.gateway, end)]
+        return [SaveRecord(live.record), *cancels, *self._tell_end(live, end)]
+
+    def _tell_end(self, live: LiveRequest, end: End) -> list[Effect]:
+        """Publish `end`, behind its attempt's fence if that has not been read back."""
+        gateway = live.record.gateway
+        unfenced = live.view.attempt < live.record.attempt
+        fence: list[Effect] = [PublishFence(gateway, live.fence())] if unfenced else []
+        return [*fence, PublishEnd(gateway, end)]
 
     def _close(self, live: LiveRequest, end: End) -> list[Effect]:
         self._forget(live)

@@ -42,7 +42,6 @@ from diptych_policy.lifecycle import (
     Announce,
     AnswersAttended,
     CancelUnheard,
-    CancelWork,
     CreateRecord,
     Effect,
     Event,
@@ -150,22 +149,30 @@ class Ledger(LiveRequests):
             return self._seen_apart(record, revision)
         if record.state is RecordState.CLOSED:
             return self._forget(live)
-        if live.stage is Stage.ENDING:
-            return []
-        if record.state is RecordState.CANCELLING:
-            live.record = msgspec.structs.replace(
-                record, owner=self._me, request_seq=live.record.request_seq
-            )
-            return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
-        if record.owner != self._me:
+        unowned = record.request_seq == 0
+        if record.owner != self._me and not unowned:
             self._foreign.note(record, revision)
             return self._forget(live)
-        if record.state is RecordState.ENDING:
-            live.record = record
-            live.end = record.end
-            self._release(live)
-            live.to(Stage.ENDING, now_s=self._now_s)
-            return self._cancel_work(live)
+        if live.stage is not Stage.ENDING:
+            return self._marked(live, record)
+        return []
+
+    def _marked(self, live: LiveRequest, record: RequestRecord) -> list[Effect]:
+        """A gateway's mark is merged into what is known here, which may be an attempt further."""
+        match record.state:
+            case RecordState.CANCELLING:
+                reason = record.cancel_reason or "cancelled"
+                live.record = msgspec.structs.replace(live.record, cancel_reason=reason)
+                return self._end(live, EndReason.CANCELLED, reason)
+            case RecordState.ENDING if record.end is not None:
+                end = record.end
+                if record.attempt != live.record.attempt:  # what it wrote into the journal is void
+                    return self._end(live, end.reason, end.detail)
+                cancels = self._cancel_work(live)
+                self._release(live)
+                live.record, live.end = record, end
+                live.to(Stage.ENDING, now_s=self._now_s)
+                return cancels
         return []
 
     def _seen_apart(self, record: RequestRecord, revision: int) -> list[Effect]:
@@ -193,16 +200,8 @@ class Ledger(LiveRequests):
             case CancelUnheard(worker, cancel):
                 self._unheard.note(worker, cancel)
             case AnswersAttended(request_ids):
-                for request_id in self._live.keys() & set(request_ids):
-                    self._live[request_id].attendance.read_elsewhere(now_s=self._now_s)
+                self._attended(request_ids)
         return []
-
-    def _found(self, member: Incarnation) -> list[Effect]:
-        self._may_place = True
-        for live in self._live.values():
-            if live.request.gateway == member:  # it was only frozen, and knows its readers
-                live.attendance.read()
-        return [CancelWork(member, cancel) for cancel in self._unheard.take(member)]
 
     def _lost(self, member: Incarnation) -> list[Effect]:
         effects: list[Effect] = []
@@ -260,8 +259,7 @@ class Ledger(LiveRequests):
             live.to(Stage.FENCING, now_s=self._now_s)
             return [PublishFence(record.gateway, live.fence())]
         if record.state is RecordState.QUEUED or record.assignment is None:
-            self._queue(live)
-            return []
+            return self._refill(live)
         assignment = record.assignment
         if any(not self._fleet.alive(w) for w in assignment.workers if live.needs(w)):
             return self._retry(live, "its worker is gone", lost=True)
@@ -278,6 +276,8 @@ class Ledger(LiveRequests):
         if live is None or live.stage is Stage.CREATING:
             return []
         change = self._fold(live, event.part)
+        if live.view.attempt > live.record.attempt:  # the fence of another owner, of which the
+            return self._forget(live)  # bucket has yet to tell: this one slept
         if change.end is not None:
             return self._close(live, change.end)
         if isinstance(event.part, AttemptFailed):
@@ -395,6 +395,6 @@ class Ledger(LiveRequests):
             case EndUnheard():
                 live.since_s = self._now_s
                 end = live.end or live.end_as(EndReason.FAILED, "no end was published")
-                return [PublishEnd(live.record.gateway, end)]
+                return self._tell_end(live, end)
             case None:
                 return []

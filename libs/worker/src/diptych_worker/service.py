@@ -13,7 +13,7 @@ from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError, Refused, Unverified
 from diptych_contracts.fleet import WorkerLoad
-from diptych_contracts.ids import RequestId
+from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import (
     Cancel,
     CancelDone,
@@ -26,7 +26,7 @@ from diptych_contracts.jobs import (
     PrefillJob,
     RefusalReason,
 )
-from diptych_contracts.journal import Started
+from diptych_contracts.journal import Started, TokenEntry, TokenFrame
 from diptych_contracts.power import PowerSetPoint
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
@@ -213,6 +213,7 @@ class Worker:
                 phase=attempt.phase,
             )
             self._bus.append(attempt.gateway, started)
+            self._bus.append(attempt.gateway, _taken_over(self._me, job))
         with spans.start_as_current_span(names.DECODE_RUN) as span:
             span.set_attribute(names.ATTEMPT, generation.attempt)
             self._engine.submit(
@@ -320,6 +321,21 @@ class Worker:
 
     def _on_power(self, delivery: Delivery) -> None:
         self._device.apply(delivery.decode(PowerSetPoint), self._member.now_s())
+
+
+def _taken_over(worker: Incarnation, job: DecodeJob) -> TokenFrame:
+    """The tokens that came with `job`, said again: whoever sampled them may have died first.
+
+    A reader that has them already drops them by their index.
+    """
+    generation = job.generation
+    entry = TokenEntry(
+        request_id=generation.request_id,
+        attempt=generation.attempt,
+        index=len(generation.prefix_ids),
+        token_ids=job.first_ids,
+    )
+    return TokenFrame(worker=worker, entries=(entry,))
 
 
 def _refused(key: SequenceKey, err: Refused | Unverified) -> JobRefused:
