@@ -5,14 +5,14 @@ from collections import Counter
 import pytest
 
 from diptych_contracts.journal import EndReason
-from diptych_testkit.ledger_world import World, fences
+from diptych_testkit.rough_world import RoughWorld
 
 SEEDS = 60
 STEPS = 600
 
 
-def run(seed: int) -> World:
-    world = World(seed)
+def run(seed: int) -> RoughWorld:
+    world = RoughWorld(seed, trouble_frac=0.02 if seed % 2 else 0.1)
     for _ in range(STEPS):
         world.step()
     world.heal()
@@ -30,7 +30,7 @@ def test_the_world_is_as_rough_as_it_should_be() -> None:
     attempts = 0
     for seed in range(SEEDS, SEEDS + 20):
         world = run(seed)
-        attempts += fences(world)
+        attempts += world.fences()
         for record, _ in world.bucket.values():
             assert record.end is not None
             reasons[record.end.reason] += 1

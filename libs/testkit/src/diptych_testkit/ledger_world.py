@@ -5,9 +5,7 @@ that may happen next: an effect is performed, a message arrives, a worker says s
 dies, freezes or wakes. The rules are checked at each: see `World`.
 """
 
-from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
@@ -22,10 +20,9 @@ from diptych_contracts.jobs import (
     PrefillJob,
     RefusalReason,
 )
-from diptych_contracts.journal import AttemptFailed, End, EndReason, Fence, Started, TokenEntry
+from diptych_contracts.journal import End, EndReason, Started
 from diptych_contracts.requests import RecordState, Request, RequestRecord
-from diptych_policy.fleet import Fleet
-from diptych_policy.job_admission import JobAdmission, NotAdmitted
+from diptych_policy.job_admission import NotAdmitted
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_policy.lifecycle import (
     Acknowledge,
@@ -50,75 +47,19 @@ from diptych_policy.lifecycle import (
     RequestArrived,
     SaveRecord,
     SendJob,
-    Ticked,
 )
-from diptych_policy.recovery import Ledger
-from diptych_testkit.builders import GATEWAY, a_request, a_worker
+from diptych_testkit.builders import a_request, a_worker
+from diptych_testkit.world_members import (
+    Running,
+    Scheduler,
+    Worker,
+    failed,
+    request_of,
+    token,
+)
 
 TOKENS = 6
 """Of each answer: few, so that many requests end within a run."""
-
-
-def said(request_id: RequestId, index: int) -> int:
-    """The token every worker samples there."""
-    return 1000 * int(request_id[1:]) + index
-
-
-def request_of(effect: Effect) -> RequestId:
-    """Which request an effect is about."""
-    match effect:
-        case CreateRecord(record) | SaveRecord(record) | AdoptRecord(record=record):
-            return record.request_id
-        case CancelWork(cancel=cancel):
-            return cancel.request_id
-        case PublishFence(fence=fence):
-            return fence.request_id
-        case PublishEnd(end=end):
-            return end.request_id
-        case _:
-            return effect.request_id
-
-
-@dataclass
-class Running:
-    """An attempt on a worker."""
-
-    job: Job
-    index: int
-    phase: str
-
-
-@dataclass
-class Worker:
-    """One worker's seats, and what it computes. Frozen, it says nothing until it wakes."""
-
-    name: Incarnation
-    admission: JobAdmission = field(
-        default_factory=lambda: JobAdmission(max_sequences=3, kv_tokens=400)
-    )
-    running: dict[tuple[RequestId, int], Running] = field(default_factory=dict)
-    unsaid: list[JournalPart] = field(default_factory=list)
-    up: bool = True
-    frozen: bool = False
-
-
-class Scheduler:
-    """One ledger, and what its shell would hold for it."""
-
-    def __init__(self, name: Incarnation) -> None:
-        self.name = name
-        self.fleet = Fleet()
-        self.ledger = Ledger(name, self.fleet)
-        self.queues: dict[RequestId, deque[Effect]] = defaultdict(deque)
-        self.side: list[SendJob | CancelWork] = []
-        self.answers: list[JobAnswered] = []
-        self.revisions: dict[RequestId, int] = {}
-        self.watch: deque[tuple[RequestRecord, int]] = deque()
-        self.journal_at = 0
-        self.from_: dict[RequestId, int] = {}
-        self.now_s = 0.0
-        self.frozen = False
-        self.closed: set[RequestId] = set()
 
 
 class World:
@@ -132,9 +73,8 @@ class World:
     - A request's end is told in one way only.
     """
 
-    def __init__(self, seed: int, *, requests: int = 4, trouble_frac: float = 0.02) -> None:
-        self.rng = Random(seed)
-        self._trouble_frac = trouble_frac
+    def __init__(self, rng: Random, *, requests: int) -> None:
+        self.rng = rng
         self.bucket: dict[RequestId, tuple[RequestRecord, int]] = {}
         self.revision = 0
         self.journal: list[JournalPart] = []
@@ -363,10 +303,10 @@ class World:
         running = worker.running[key]
         request_id, attempt = key
         if self.rng.random() < 0.05:
-            self._say(worker, _failed(worker, key, RefusalReason.UNVERIFIED_KV))
+            self._say(worker, failed(worker, key, RefusalReason.UNVERIFIED_KV))
             self._leave(worker, key)
             return
-        self._say(worker, _token(key, running.index))
+        self._say(worker, token(key, running.index))
         running.index += 1
         if running.index >= TOKENS:
             end = End(
@@ -382,14 +322,14 @@ class World:
         decode = self.workers.get(running.job.decode_worker)
         taken = decode is not None and decode.up and not decode.frozen
         if decode is None or not taken:
-            self._say(worker, _failed(worker, key, RefusalReason.NO_ROOM))
+            self._say(worker, failed(worker, key, RefusalReason.NO_ROOM))
         elif isinstance(decode.admission.admit(*key, 16, may_wait=False), NotAdmitted):
-            self._say(worker, _failed(decode, key, RefusalReason.NO_ROOM))
+            self._say(worker, failed(decode, key, RefusalReason.NO_ROOM))
         else:
             decode.running[key] = Running(running.job, running.index, "decode")
             started = Started(request_id=key[0], attempt=key[1], worker=decode.name, phase="decode")
             self._say(decode, started)
-            self._say(decode, _token(key, running.index - 1))
+            self._say(decode, token(key, running.index - 1))
         self._leave(worker, key)
 
     def _say(self, worker: Worker, part: JournalPart) -> None:
@@ -457,159 +397,3 @@ class World:
         part = self.journal[at]
         if part.request_id in scheduler.ledger and at >= scheduler.from_.get(part.request_id, 0):
             self.tell(scheduler, Journalled(part))
-
-    def tick(self, seconds: float) -> None:
-        self.now_s += seconds
-        for scheduler in self.awake():
-            scheduler.now_s += seconds
-            for member in sorted(scheduler.ledger.peers() - {GATEWAY}):
-                if self._silent(member):
-                    scheduler.fleet.lost(member)
-                    self.tell(scheduler, MemberWasLost(member))
-            self.tell(scheduler, Ticked())
-
-    def _silent(self, member: Incarnation) -> bool:
-        scheduler = self.schedulers.get(member)
-        return scheduler is None or scheduler.frozen
-
-    def trouble(self) -> None:
-        """Something that should not happen, but does."""
-        match self.rng.randrange(7):
-            case 0:
-                self._kill_worker()
-            case 1:
-                self._freeze_worker()
-            case 2:
-                self._thaw_worker()
-            case 3:
-                self._kill_scheduler()
-            case 4:
-                self._freeze_scheduler()
-            case 5:
-                self._thaw_scheduler()
-            case 6:
-                self._cancel()
-
-    def _kill_worker(self) -> None:
-        worker = self.rng.choice([w for w in self.workers.values() if w.up])
-        worker.up = False
-        del self.workers[worker.name]
-        self.lose(worker.name)
-        self.add_worker(worker.name[0])
-
-    def _freeze_worker(self) -> None:
-        worker = self.rng.choice(list(self.workers.values()))
-        if not worker.frozen:
-            worker.frozen = True
-            self.lose(worker.name)
-
-    def _thaw_worker(self) -> None:
-        for worker in [w for w in self.workers.values() if w.frozen]:
-            worker.frozen = False
-            self.find(worker.name)
-
-    def _kill_scheduler(self) -> None:
-        scheduler = self.rng.choice(list(self.schedulers.values()))
-        del self.schedulers[scheduler.name]
-        self.lose(scheduler.name)
-        self.add_scheduler()
-
-    def _freeze_scheduler(self) -> None:
-        if len(self.awake()) > 1:
-            scheduler = self.rng.choice(self.awake())
-            scheduler.frozen = True
-            self.lose(scheduler.name)
-
-    def _thaw_scheduler(self) -> None:
-        for scheduler in [s for s in self.schedulers.values() if s.frozen]:
-            scheduler.frozen = False
-            for worker in self.workers.values():  # what it heard first on waking
-                known = worker.up and not worker.frozen
-                (scheduler.fleet.found if known else scheduler.fleet.lost)(worker.name)
-            self.find(scheduler.name)
-
-    def _cancel(self) -> None:
-        """A gateway marks a record: its client has left, or it lost its patience."""
-        live = [kept for kept in self.bucket.values() if kept[0].state in _MARKABLE]
-        if not live or self.rng.random() < 0.6:
-            return
-        record, _ = self.rng.choice(live)
-        if self.rng.random() < 0.7:
-            self.write(msgspec.structs.replace(record, state=RecordState.CANCELLING))
-            return
-        end = End(request_id=record.request_id, attempt=record.attempt, reason=EndReason.EXPIRED)
-        self.write(msgspec.structs.replace(record, state=RecordState.ENDING, end=end))
-        if self.rng.random() < 0.7:  # else it dies before it can say so
-            self.journal.append(end)
-
-    def step(self) -> None:
-        """The next thing."""
-        drawn = self.rng.random()
-        steps = self.choices()
-        if drawn < self._trouble_frac:
-            self.trouble()
-        elif drawn < self._trouble_frac + 0.1 or not steps:
-            self.tick(0.1)
-        else:
-            self.rng.choice(steps)()
-
-    # The end
-
-    def heal(self) -> None:
-        """No more trouble: everything that is left must end by itself."""
-        self._thaw_worker()
-        self._thaw_scheduler()
-        for _ in range(6000):
-            steps = self.choices()
-            if self.over() and not steps:
-                return
-            if steps:
-                self.rng.choice(steps)()
-            if self.rng.random() < 0.1 or not steps:
-                self.tick(0.1)
-        open_ = {r: self.bucket.get(r) for r in self.requests if not self._over(r)}
-        raise AssertionError(f"these never ended: {open_}")
-
-    def over(self) -> bool:
-        return all(self._over(request_id) for request_id in self.requests)
-
-    def _over(self, request_id: RequestId) -> bool:
-        kept = self.bucket.get(request_id)
-        return kept is not None and kept[0].state is RecordState.CLOSED
-
-    def check_outcome(self) -> None:
-        """Each request ended once, with an unbroken answer, and left nothing."""
-        for request_id in self.requests:
-            view = RequestView(request_id)
-            for part in self.journal:
-                if part.request_id == request_id:
-                    view.apply(part)
-            record, _ = self.bucket[request_id]
-            assert view.end is not None
-            assert record.end == view.end, f"{request_id}: {record.end} is not {view.end}"
-            assert view.token_ids == [said(request_id, n) for n in range(len(view.token_ids))]
-            if view.end.reason is EndReason.LENGTH:
-                assert len(view.token_ids) == TOKENS
-            assert request_id not in self.stored
-            assert f"{request_id}.end" in self.events
-        for scheduler in self.schedulers.values():
-            assert len(scheduler.ledger) == 0, f"{scheduler.name} still has live requests"
-            scheduler.ledger.check()
-
-
-_MARKABLE = (RecordState.QUEUED, RecordState.ROUTED)
-
-
-def _token(key: tuple[RequestId, int], index: int) -> TokenEntry:
-    request_id, attempt = key
-    token_ids = (said(request_id, index),)
-    return TokenEntry(request_id=request_id, attempt=attempt, index=index, token_ids=token_ids)
-
-
-def _failed(worker: Worker, key: tuple[RequestId, int], reason: RefusalReason) -> AttemptFailed:
-    return AttemptFailed(request_id=key[0], attempt=key[1], worker=worker.name, reason=reason)
-
-
-def fences(world: World) -> int:
-    """How many attempts were announced."""
-    return sum(isinstance(part, Fence) for part in world.journal)
