@@ -18,7 +18,7 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
 from diptych_contracts.wire import decode
-from diptych_testkit.aftermath import messages, nothing_is_left, told
+from diptych_testkit.aftermath import messages, nothing_is_left, views
 from diptych_testkit.builders import MODEL
 from diptych_testkit.cut_fleet import CutFleet, cut_fleet, slow_engine
 from diptych_testkit.interruptions import Call
@@ -79,7 +79,7 @@ async def record_of(case: CutFleet, request_id: str) -> RequestRecord | None:
 async def over(case: CutFleet, request_id: str) -> tuple[RequestRecord, list[int]]:
     """The closed record of a request that left nothing, and its tokens as the journal tells."""
     record = (await nothing_is_left(case.fleet, (request_id,), timeout_s=15))[request_id]
-    return record, told(case.fleet, record, record.gateway)[0]
+    return record, views(case.fleet)[request_id].token_ids
 
 
 async def dropped(asking: "asyncio.Task[Any]") -> None:

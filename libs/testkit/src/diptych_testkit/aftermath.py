@@ -7,7 +7,7 @@ from diptych_bus.memory.stream import StoredMessage
 from diptych_contracts import subjects
 from diptych_contracts.events import DeadLetter
 from diptych_contracts.ids import Incarnation
-from diptych_contracts.journal import End, JournalEntry
+from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.streams import DEAD, EVENTS, REQUESTS, TOKENS
 from diptych_contracts.wire import decode
@@ -37,14 +37,14 @@ def journal_of(
     ]
 
 
-def told(
-    fleet: SmallFleet, record: RequestRecord, gateway: Incarnation = GATEWAY
-) -> tuple[list[int], End | None]:
-    """Tokens and end of a request as any reader of the journal has them."""
-    view = RequestView(record.request_id)
-    for part in journal_of(fleet, record.request_id, gateway):
-        view.apply(part)
-    return view.token_ids, view.end
+def views(fleet: SmallFleet) -> dict[str, RequestView]:
+    """Every request as any reader of the journals has it: its tokens and its end."""
+    found: dict[str, RequestView] = {}
+    for message in messages(fleet, TOKENS.name):
+        for part in parts(decode(message.data, JournalEntry)):
+            view = found.setdefault(part.request_id, RequestView(part.request_id))
+            view.apply(part)
+    return found
 
 
 def dead_letters(fleet: SmallFleet) -> list[DeadLetter]:
@@ -62,10 +62,11 @@ async def nothing_is_left(
     """
     await fleet.settled(timeout_s=timeout_s)
     records = {name: await fleet.closed(name, timeout_s=timeout_s) for name in request_ids}
+    told = views(fleet)
     told_ends = Counter(m.headers.get("Nats-Msg-Id") for m in messages(fleet, EVENTS.name))
     stored = {message.seq for message in messages(fleet, REQUESTS.name)}
     for name, record in records.items():
-        assert record.end == told(fleet, record, record.gateway)[1], name
+        assert record.end == told[name].end, name
         assert record.request_seq not in stored, f"{name} is still stored"
         assert told_ends[f"{name}.end"] == 1, f"the end of {name} was not told"
     return records

@@ -240,10 +240,16 @@ class Performer:
             kept = await _until_back(lambda: self._records.get(request_id))
             if kept is None:
                 return None
-            self._revisions[request_id] = kept.revision
+            self._note(kept.value, kept.revision)
             return None if kept.value == record else kept
-        self._revisions[request_id] = max(revision, self._revisions.get(request_id, 0))
+        self._note(record, max(revision, self._revisions.get(request_id, 0)))
         return None
+
+    def _note(self, record: RequestRecord, revision: int) -> None:
+        """What the next swap names; the watch may have told of a closed record before."""
+        self._revisions[record.request_id] = revision
+        if record.state is RecordState.CLOSED:
+            self.forget(record.request_id)
 
     async def _adopt(self, effect: AdoptRecord) -> None:
         record = effect.record
