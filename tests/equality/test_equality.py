@@ -15,7 +15,7 @@ import pytest
 from diptych_bus.jetstream import JetStreamBus
 from diptych_contracts.ids import new_incarnation, new_request_id
 from diptych_contracts.journal import EndReason
-from diptych_contracts.requests import Forced, Mode, Request
+from diptych_contracts.requests import Deadlines, Forced, Mode, Request
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_testkit.builders import a_request
 from diptych_testkit.bus_client import BusClient
@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(3600)]
 N_PROMPTS = int(os.environ.get("DIPTYCH_EQUALITY_PROMPTS", "12"))
 CROWD = 9
 ANSWER_TOKENS = 16
+UNHURRIED = Deadlines(first_token_s=600.0)
+"""A crowd of long prompts is about 7,000 tokens to prefill, on a machine that may be busy."""
 SAMPLINGS = {
     "greedy": Sampling(temperature=0.0),
     "seeded": Sampling(temperature=0.8, top_p=0.95, seed=20261129),
@@ -114,6 +116,7 @@ def a_try(number: int, name: str, path: Path) -> Request:
         prompt_ids=prompts()[number],
         sampling=SAMPLINGS[name],
         stopping=Stopping(max_tokens=ANSWER_TOKENS),
+        deadlines=UNHURRIED,
         forced=path.forced,
     )
 

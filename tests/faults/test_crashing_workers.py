@@ -104,6 +104,19 @@ async def test_handed_over_but_the_prefill_worker_never_knew(when: str) -> None:
         assert started.phase == "decode"
 
 
+async def test_handed_over_and_the_first_token_lost_with_its_prefill_worker() -> None:
+    """The decode worker says it too: a gap before everything else once kept the request open."""
+    async with cut_fleet() as case:
+        lost = case.broker.lose("p1", frame)
+        cut = case.broker.kill_after("p1", hands_over)
+        await case.start("s1")
+        await case.ask(100)
+        await case.dies(cut)
+        record = await case.is_answered(100)
+        assert lost.reached.is_set()
+        assert (record.attempt, record.lost_attempts) == (1, 0)
+
+
 async def test_accepted_by_the_decode_worker_that_dies_before_it_answers() -> None:
     async with cut_fleet() as case:
         cut = case.broker.kill_before("d1", lambda call: call.is_a(JobAccepted))
@@ -246,4 +259,4 @@ async def test_a_job_that_comes_twice_runs_once() -> None:
             assert cut.call is not None
             assert cut.call.message.duplicate
         indexes = [entry.index for entry in tokens_of(case, 1)]
-        assert len(indexes) == len(set(indexes)) == 100
+        assert indexes == [0, *range(100)]  # the one that was handed over is said by both

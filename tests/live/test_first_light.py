@@ -76,6 +76,21 @@ async def test_a_whole_answer_equals_the_streamed_one(client: openai.AsyncOpenAI
     assert whole.choices[0].message.content == streamed
 
 
+async def test_answers_without_a_seed_differ_and_with_one_agree(
+    client: openai.AsyncOpenAI,
+) -> None:
+    asked = {"model": MODEL, "messages": QUESTION, "temperature": 1.0, "max_tokens": 24}
+
+    async def texts(**more: int) -> list[str | None]:
+        answers = await asyncio.gather(
+            *(client.chat.completions.create(**asked, **more) for _ in range(4))  # type: ignore[call-overload]
+        )
+        return [answer.choices[0].message.content for answer in answers]
+
+    assert len(set(await texts())) == 4
+    assert len(set(await texts(seed=7))) == 1
+
+
 PROMPTS = [
     "Hi",
     "The capital of France is",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    wanted = ["--prefill", "1", "--decode", "2", "--gateways", "2", "--schedulers", "2"]
+    wanted = ["--prefill", "2", "--decode", "3", "--gateways", "2", "--schedulers", "2"]
     up = Up(tmp_path_factory.mktemp("up"), *wanted, "--model", str(gguf_path()))
     try:
         up.until("Stop with Ctrl-C.")
@@ -129,25 +130,29 @@ class Load:
 async def test_many_streams_spread_over_workers_and_gateways(
     up: Up, undisturbed: dict[str, str]
 ) -> None:
-    tap = up.start("tap", "request.>", "--count", "24", "--port", str(up.port))
+    tap = up.start("tap", "request.>", "--count", "32", "--port", str(up.port))
     with tap:
         try:
             await asyncio.sleep(1.0)
             load = Load(up, undisturbed, 8)
-            load.add(24)
+            load.add(32)
             answers = await load.whole()
             seen, _ = await asyncio.to_thread(tap.communicate, timeout=20)
         finally:
             tap.kill()
-    assert len({answer.path["decode_worker"] for answer in answers}) == 2
+    for role, count in (("prefill_worker", 2), ("decode_worker", 3)):
+        carried = Counter(answer.path[role] for answer in answers)
+        assert len(carried) == count
+        assert max(carried.values()) <= 2 * min(carried.values()), carried
     requests = [json.loads(line) for line in seen.splitlines()]
-    assert len(requests) == 24
+    assert len(requests) == 32
     assert len({request["message"]["gateway"] for request in requests}) == 2
     assert {request["type"] for request in requests} == {"request.1"}
     assert all(request["message"]["prompt_ids"].endswith("ids>") for request in requests)
 
 
 async def test_decode_workers_come_and_go_under_load(up: Up, undisturbed: dict[str, str]) -> None:
+    await run(up, "scale", "decode", "1")
     load = Load(up, undisturbed, LONGEST)
     load.add(8)
     told = await run(up, "scale", "decode", "3")
@@ -170,7 +175,7 @@ async def test_every_other_service_comes_and_goes_under_load(
         await asyncio.sleep(0.2)
         await run(up, "scale", service, count)
     load.add(4)
-    for service, count in (("gateways", "2"), ("schedulers", "2"), ("prefill", "1")):
+    for service, count in (("gateways", "2"), ("schedulers", "2"), ("prefill", "2")):
         await run(up, "scale", service, count)
         load.add(4)
     answers = await load.whole()

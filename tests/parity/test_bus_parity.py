@@ -34,6 +34,7 @@ from diptych_contracts.streams import (
     CONFIG,
     LEASES,
     MODELS,
+    PROMPTS,
     STREAMS,
     ConsumerSpec,
     Discard,
@@ -776,3 +777,51 @@ async def test_objects(connect: Connect) -> None:
     await here.put_object(MODELS, "empty", b"")
     assert await there.get_object(MODELS, "m/1 b") == b"new"
     assert await there.get_object(MODELS, "empty") == b""
+
+
+async def test_a_deleted_object_leaves_no_trace(connect: Connect, server: NatsServer) -> None:
+    here, there = await connect(), await connect()
+    for name in ("first", "second / b", "third"):
+        await here.put_object(PROMPTS, name, bytes(300_000))
+    await here.put_object(PROMPTS, "first", b"again: now the newest")
+    assert await there.object_names(PROMPTS) == ["second / b", "third", "first"]
+    assert await there.object_names(MODELS) == []
+
+    await there.delete_object(PROMPTS, "third")
+    await there.delete_object(PROMPTS, "third")
+    assert await here.get_object(PROMPTS, "third") is None
+    assert await here.object_names(PROMPTS) == ["second / b", "first"]
+
+    await here.delete_object(PROMPTS, "first")
+    await here.delete_object(PROMPTS, "second / b")
+    assert await here.object_names(PROMPTS) == []
+    if isinstance(here, JetStreamBus):
+        client = await nats.connect(server.url)
+        held = (await client.jetstream().stream_info("OBJ_prompts")).state
+        await client.close()
+        assert (held.messages, held.bytes) == (0, 0)
+
+
+async def test_the_backlog_says_what_is_done_in_order(connect: Connect) -> None:
+    bus = await connect()
+    spec = dataclasses.replace(CONSUMER, ack_wait_s=30.0)
+    pulled: list[Pulled] = []
+    subscription = await bus.pull(spec, pulled.append, paused=lambda: False)
+    await store_requests(bus, 3)
+    await eventually(lambda: len(pulled) == 3)
+    await pulled[0].ack()
+    await pulled[2].ack()
+    await until_done(bus, pulled[0].seq)
+    assert (await bus.backlog(CONSUMER)).newest_seq == pulled[2].seq
+    await pulled[1].ack()
+    await until_done(bus, pulled[2].seq)
+    await subscription.close()
+    await store_requests(bus, 1, start=3)
+    behind = await bus.backlog(CONSUMER)
+    assert (behind.newest_seq, behind.done_seq) == (pulled[2].seq + 1, pulled[2].seq)
+
+
+async def until_done(bus: Bus, seq: int) -> None:
+    async with asyncio.timeout(5):
+        while (await bus.backlog(CONSUMER)).done_seq != seq:
+            await asyncio.sleep(0.01)

@@ -76,3 +76,11 @@ def test_what_is_no_message_is_shown_as_it_is(data: bytes, raw: str) -> None:
 )
 def test_telemetry_and_copies_are_left_out(subject: str, reply: str, left_out: bool) -> None:
     assert tap.is_chatter(subject, reply) is left_out
+
+
+def test_chunks_of_objects_are_counted() -> None:
+    subject, data = "$O.prompts.C.0123", b'{"type": "what somebody wrote"}'
+    shown = json.loads(tap.line(subject, data, everything=False))
+    assert (shown["raw"], "message" in shown) == ("<31 bytes>", False)
+    assert "wrote" in tap.line(subject, data, everything=True)
+    assert "name" in tap.line("$O.prompts.M.cjE=", b'{"name":"r1"}', everything=False)

@@ -40,7 +40,9 @@ def test_nothing_else_is_stored_and_republished_tokens_do_not_loop() -> None:
 def test_names_are_unique() -> None:
     for specs in (streams.STREAMS, streams.BUCKETS):
         assert len({spec.name for spec in specs}) == len(specs)
-    assert not {b.name for b in streams.BUCKETS} & set(streams.OBJECT_BUCKETS)
+    names = {bucket.name for bucket in streams.OBJECT_BUCKETS}
+    assert len(names) == len(streams.OBJECT_BUCKETS)
+    assert not {b.name for b in streams.BUCKETS} & names
 
 
 def test_what_recovery_reads_outlives_the_longest_request() -> None:
@@ -65,3 +67,11 @@ def test_a_stored_response_lives_while_its_tokens_do_and_then_holds_them_itself(
     assert streams.TOKENS.max_age_s == streams.RUNNING_RESPONSE_TTL_S
     assert streams.ENDED_RESPONSE_TTL_S > streams.RUNNING_RESPONSE_TTL_S
     assert streams.MAX_RESPONSE_BYTES < streams.MAX_MESSAGE_BYTES
+
+
+def test_what_is_kept_by_reference_outlives_what_names_it() -> None:
+    ages = {bucket.name: bucket.max_age_s for bucket in streams.OBJECT_BUCKETS}
+    assert ages[streams.PROMPTS] >= streams.REQUESTS.max_age_s
+    longest_s = streams.RUNNING_RESPONSE_TTL_S + streams.ENDED_RESPONSE_TTL_S
+    assert ages[streams.RESPONSE_PARTS] >= longest_s
+    assert ages[streams.MODELS] == 0

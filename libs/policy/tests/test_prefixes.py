@@ -1,4 +1,7 @@
+import msgspec
+
 from diptych_policy.prefixes import Prefix, PromptBlocks, block_hashes
+from diptych_testkit.builders import a_request, by_reference
 
 TOKENS = tuple(range(1000, 1130))
 
@@ -42,3 +45,16 @@ def test_a_prompt_is_hashed_once_per_model_and_block_size() -> None:
     assert prompt.hashes("m", 64) == block_hashes("t", "m", TOKENS, 64)
     assert prompt.hashes("m", 64) is prompt.hashes("m", 64)
     assert prompt.hashes("m", 16) == block_hashes("t", "m", TOKENS, 16)
+
+
+def test_a_prompt_kept_elsewhere_has_the_hashes_its_reference_names() -> None:
+    request = a_request(prompt_ids=TOKENS)
+    known = block_hashes(request.tenant, "m", TOKENS, 64)[:1]
+    named, _ = by_reference(request)
+    assert named.prompt is not None
+    ref = msgspec.structs.replace(named.prompt, model_base="m", block_tokens=64, block_hashes=known)
+    prompt = PromptBlocks.of(msgspec.structs.replace(named, prompt=ref))
+    assert prompt.hashes("m", 64) == known
+    assert prompt.hashes("other", 64) == ()
+    whole = PromptBlocks.of(request)
+    assert whole.hashes("m", 64) == block_hashes(request.tenant, "m", TOKENS, 64)

@@ -47,7 +47,15 @@ from diptych_policy.lifecycle import (
     Ticked,
 )
 from diptych_policy.recovery import Ledger
-from diptych_testkit.builders import GATEWAY, REQUEST, a_request, a_worker, an_end, tokens
+from diptych_testkit.builders import (
+    GATEWAY,
+    REQUEST,
+    a_request,
+    a_worker,
+    an_end,
+    by_reference,
+    tokens,
+)
 
 ME = Incarnation("scheduler-me")
 OTHER = Incarnation("scheduler-other")
@@ -189,6 +197,19 @@ def test_an_end_closes_the_record_once(running: Case) -> None:
     assert len(running.ledger) == 0
     assert running.hear(an_end()) == []
     assert running.tell(Ticked()) == []
+
+
+def test_a_long_prompt_is_named_in_every_job_and_deleted_at_the_end(case: Case) -> None:
+    request, _ = by_reference(a_request(prompt_ids=tuple(range(100))))
+    case.join(P1, D1, D2)
+    sent = only(SendJob, case.accept(request))
+    assert (sent.job.generation.prompt, sent.job.generation.prompt_tokens) == (request.prompt, 100)
+    case.hear(started(D1))
+    case.hear(tokens(4, 5))
+    case.lose(D1)
+    again = only(SendJob, case.hear(fence(2))).job.generation
+    assert (again.prompt, again.prefix_ids) == (request.prompt, (4, 5))
+    assert only(EraseRequest, case.hear(an_end(attempt=2))).prompt == request.request_id
 
 
 def test_a_dead_decode_worker_costs_one_attempt_and_no_token(running: Case) -> None:

@@ -8,6 +8,7 @@ from diptych_contracts.cards import Fingerprint
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import Assignment, Forced, Mode, PriorityClass
+from diptych_contracts.transfers import MAX_TRANSFER_BLOCKS
 from diptych_policy.fleet import Fleet
 from diptych_policy.ordering import order_key
 from diptych_policy.prefixes import PromptBlocks
@@ -249,3 +250,36 @@ def test_prefill_work_that_was_given_counts_until_it_is_done() -> None:
     assert (busy.prefill_backlog_tokens, idle.prefill_backlog_tokens) == (10, 0)
     fleet.unassign(P1.worker, 50, prefill_tokens=10)
     assert (busy.prefill_backlog_tokens, busy.assigned_tokens) == (0, 0)
+
+
+def with_slots(worker: WorkerRegistration, **slots: int) -> WorkerRegistration:
+    (template,) = P1.endpoints
+    endpoints = tuple(
+        msgspec.structs.replace(template, kind=kind, slots=count) for kind, count in slots.items()
+    )
+    return msgspec.structs.replace(worker, endpoints=endpoints, kv_tokens=10**7)
+
+
+def test_what_does_not_fit_into_the_transfer_slots_is_not_handed_over() -> None:
+    fleet = a_fleet(with_slots(P1, shm=1), with_slots(D1, shm=8))
+    assert isinstance(fits := choose(demand(prompt_tokens=8 * 64), fleet), Assignment)
+    assert fits.mode is Mode.REMOTE
+    too_long = demand(prompt_tokens=8 * 64 + 1)
+    assert choose(too_long, fleet) == Assignment(mode=Mode.LOCAL, decode=D1.worker)
+    forced = choose(demand(prompt_tokens=513, forced=Forced(mode=Mode.REMOTE)), fleet)
+    assert forced == Unplaced("no prefill worker can hand the KV of 513 tokens to a decode worker")
+
+
+def test_a_longer_prompt_goes_to_the_decode_worker_with_the_slots_for_it() -> None:
+    fleet = a_fleet(with_slots(P1, shm=1), with_slots(D1, shm=8), with_slots(D2, shm=16))
+    placed = choose(demand(prompt_tokens=1000), fleet)
+    assert isinstance(placed, Assignment)
+    assert placed.decode == D2.worker
+
+
+def test_no_transfer_has_more_blocks_than_its_messages_can_name() -> None:
+    fleet = a_fleet(with_slots(P1, shm=1), with_slots(D1, shm=10**6))
+    most = MAX_TRANSFER_BLOCKS * 64
+    assert isinstance(fits := choose(demand(prompt_tokens=most), fleet), Assignment)
+    assert isinstance(too_long := choose(demand(prompt_tokens=most + 1), fleet), Assignment)
+    assert (fits.mode, too_long.mode) == (Mode.REMOTE, Mode.LOCAL)

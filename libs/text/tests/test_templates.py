@@ -134,8 +134,8 @@ def test_what_is_no_template_is_refused_when_loaded(source: str, message: str) -
 
 def test_a_huge_conversation_is_refused_not_built() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
-    with pytest.raises(InvalidRequest, match="longer than 4000000 characters"):
-        template.render([{"role": "user", "content": "x" * 1_000_000}] * 5)
+    with pytest.raises(InvalidRequest, match="longer than 8000000 characters"):
+        template.render([{"role": "user", "content": "x" * 1_000_000}] * 9)
 
 
 def test_a_long_conversation_is_rendered() -> None:

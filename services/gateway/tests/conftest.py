@@ -27,7 +27,7 @@ from diptych_contracts.wire import encode
 from diptych_gateway.app import assemble
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
-from diptych_testkit.tiny_gguf import tiny_card
+from diptych_testkit.tiny_gguf import CONTEXT_TOKENS, tiny_card
 from diptych_text.codec import TextCodec
 
 WORKER = Incarnation("decode-worker-00000000aaaa")
@@ -240,10 +240,12 @@ async def another_gateway(
 
 
 @asynccontextmanager
-async def running(script: Script, **settings: Any) -> AsyncIterator[Stack]:
+async def running(
+    script: Script, *, context_tokens: int = CONTEXT_TOKENS, **settings: Any
+) -> AsyncIterator[Stack]:
     broker = MemoryBroker()
     rng = Random(7)
-    card = tiny_card()
+    card = tiny_card(context_tokens=context_tokens)
     member = Member(service="gateway", incarnation=GATEWAY, bus=broker.connect("gateway"), rng=rng)
     fleet = Fleet(broker.connect("fleet"), card, TextCodec.from_card(card), script)
     await fleet.register()

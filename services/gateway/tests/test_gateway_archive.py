@@ -14,7 +14,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
 from diptych_contracts.sampling import Sampling
-from diptych_contracts.streams import MAX_RESPONSE_BYTES
+from diptych_contracts.streams import MAX_RESPONSE_BYTES, RESPONSE_PARTS
 from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
 
@@ -95,9 +95,73 @@ async def test_too_much_to_store_is_a_413_that_says_how_much_and_stores_nothing(
     archive = Archive(bus)
     with pytest.raises(ApiError) as refused:
         await archive.create(big)
-    assert (refused.value.status, refused.value.param) == (413, "input")
+    assert (refused.value.status, refused.value.param) == (413, "instructions")
     assert str(MAX_RESPONSE_BYTES) in str(refused.value)
     assert await archive.get(STORED.response_id) is None
+    assert await bus.object_names(RESPONSE_PARTS) == []
+
+
+LONG = msgspec.structs.replace(
+    STORED,
+    input=(StoredMessage(role="user", text="x" * 5_000_000),),
+    history=(StoredMessage(role="user", text="before"),),
+    instructions="Be brief.",
+)
+
+
+async def test_a_long_turn_is_kept_apart_and_found_whole_by_another_gateway(bus: Any) -> None:
+    async with writing(bus) as archive:
+        kept = await archive.create(LONG)
+        assert (kept.input, kept.instructions) == ((), "Be brief.")
+        assert await archive.finish(RID, lambda: answer("short"), timeout_s=2)
+    other = Archive(bus)
+    found = await other.get(LONG.response_id)
+    assert found is not None
+    assert found == msgspec.structs.replace(kept, answer=answer("short"))
+    whole = await other.with_messages(found)
+    assert (whole.input, whole.history) == (LONG.input, LONG.history)
+    assert await bus.object_names(RESPONSE_PARTS) == [f"{LONG.response_id}.turn"]
+    await other.delete(found)
+    assert await bus.object_names(RESPONSE_PARTS) == []
+
+
+async def test_a_long_answer_is_kept_apart_and_shown_whole(bus: Any) -> None:
+    long = msgspec.structs.replace(answer(""), deltas=("words ",) * 100_000)
+    async with writing(bus) as archive, writing(bus) as other:
+        await archive.create(STORED)
+        done = (archive.finish(RID, lambda: long, timeout_s=3) for archive in (archive, other))
+        assert await asyncio.gather(*done) == [True, True]
+        found = await archive.get(STORED.response_id)
+        assert found is not None
+        assert found.answer is not None
+        assert found.answer.deltas == long.deltas
+        await archive.delete(found)
+    assert await bus.object_names(RESPONSE_PARTS) == []
+
+
+async def test_an_answer_that_ends_while_its_response_is_deleted_leaves_nothing(bus: Any) -> None:
+    long = msgspec.structs.replace(answer(""), deltas=("words ",) * 100_000)
+    async with writing(bus) as archive:
+        await archive.create(LONG)
+        put = bus.put_object
+
+        async def deleted_meanwhile(bucket: str, name: str, data: bytes) -> None:
+            await put(bucket, name, data)
+            if name.endswith(".text"):
+                await archive._bucket.delete(LONG.response_id)
+
+        bus.put_object = deleted_meanwhile
+        assert await archive.finish(RID, lambda: long, timeout_s=3)
+    assert await bus.object_names(RESPONSE_PARTS) == [f"{LONG.response_id}.turn"]
+
+
+async def test_a_response_whose_part_is_gone_says_so(bus: Any) -> None:
+    archive = Archive(bus)
+    kept = await archive.create(LONG)
+    await bus.delete_object(RESPONSE_PARTS, f"{LONG.response_id}.turn")
+    with pytest.raises(ApiError) as gone:
+        await archive.with_messages(kept)
+    assert (gone.value.status, gone.value.code) == (410, "response_expired")
 
 
 @pytest.mark.parametrize("wanted", ["", "*", ">", "resp_*", f"resp_{'a' * 31}.", "a" * 32])

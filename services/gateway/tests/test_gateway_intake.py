@@ -50,9 +50,9 @@ async def test_of_too_many_bodies_the_oldest_gives_way(run_stack: Any, hello: An
 async def test_bodies_that_take_too_much_memory_give_way_oldest_first() -> None:
     with ThreadPoolExecutor(1) as executor:
         intake = Intake(executor, max_bodies=1000, max_bytes=1000, timeout_s=5)
-        tasks = [asyncio.create_task(intake.read([], half_a_body())) for _ in range(72)]
+        tasks = [asyncio.create_task(intake.read([], half_a_body())) for _ in range(36)]
         await asyncio.wait(tasks, timeout=2, return_when=asyncio.FIRST_COMPLETED)
-        assert [task.done() for task in tasks] == [True] + [False] * 71
+        assert [task.done() for task in tasks] == [True] + [False] * 35
         assert isinstance(tasks[0].exception(), ApiError)
         for task in tasks[1:]:
             task.cancel()

@@ -79,6 +79,16 @@ class Stored:
     duplicate: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How far the replicas of a service have come with their stream."""
+
+    newest_seq: int
+    """The newest message ever stored."""
+    done_seq: int
+    """Every message up to this was acknowledged, or is gone."""
+
+
 class Pulled(Protocol):
     """A message from a shared consumer, to be acknowledged once its outcome is durable."""
 
@@ -237,6 +247,10 @@ class Streams(Protocol):
         """Share `consumer`'s messages with the other replicas; asks for none while `paused()`."""
         ...
 
+    async def backlog(self, consumer: ConsumerSpec) -> Backlog:
+        """How far `consumer` has come. Raises `Transient` where nobody pulled from it yet."""
+        ...
+
 
 class Bucket(Protocol[M]):
     """One key-value bucket of values of one type."""
@@ -297,6 +311,14 @@ class Bus(Messaging, Journal, Streams, Protocol):
 
     async def get_object(self, bucket: str, name: str) -> bytes | None:
         """The newest value under `name`."""
+        ...
+
+    async def delete_object(self, bucket: str, name: str) -> None:
+        """Remove what is under `name`, all of it; nothing happens if it is gone."""
+        ...
+
+    async def object_names(self, bucket: str) -> list[str]:
+        """The names of all values, the oldest first."""
         ...
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import os
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -20,8 +21,9 @@ CHATTER = ("beat.", "load.", "power.", "live.", "$JS.", "_INBOX.")
 """Not shown unless asked for: telemetry many times a second, what was shown when it was stored, and
 the server's own business."""
 _DELIVERY = "$JS.ACK."
-IDS = ("prompt_ids", "prefix_ids", "first_ids", "token_ids")
+IDS = ("prompt_ids", "prefix_ids", "first_ids", "token_ids", "block_hashes")
 """What people wrote, and what they were answered."""
+_CHUNK = re.compile(r"\$O\.[^.]+\.C\.")
 _CONNECT_S = 3.0
 
 
@@ -96,6 +98,8 @@ def line(subject: str, data: bytes, *, everything: bool, now: datetime | None = 
         "subject": subject,
         "size": len(data),
     }
+    if _CHUNK.match(subject) and not everything:  # of long prompts, of what people wrote
+        return msgspec.json.encode(facts | {"type": "", "raw": f"<{len(data)} bytes>"}).decode()
     try:
         message = msgspec.msgpack.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from diptych_contracts.ids import Incarnation, RequestId, TransferId
 from diptych_contracts.journal import Report
+from diptych_contracts.prompts import PromptRef
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.wire import Message
 
@@ -17,12 +18,19 @@ class Generation(Message, frozen=True, kw_only=True, tag="generation.1"):
     model: str
     tenant: str
     prompt_ids: tuple[int, ...]
+    """Empty where `prompt` says where they are."""
     prefix_ids: tuple[int, ...] = ()
     """Answer tokens already delivered by earlier attempts: they are context, not work."""
     sampling: Sampling
     stopping: Stopping
     budget_ms: int
     """Time left; made a monotonic deadline on arrival, since clocks differ."""
+    prompt: PromptRef | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How long the prompt is."""
+        return len(self.prompt_ids) if self.prompt is None else self.prompt.tokens
 
 
 class PrefillJob(Message, frozen=True, kw_only=True, tag="prefill_job.1"):

@@ -5,6 +5,7 @@ from typing import Literal
 
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
+from diptych_contracts.prompts import PromptRef
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.wire import Message
 
@@ -51,6 +52,7 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     tenant: str = "default"
     priority_class: PriorityClass = PriorityClass.INTERACTIVE
     prompt_ids: tuple[int, ...]
+    """Empty where `prompt` says where they are."""
     sampling: Sampling
     stopping: Stopping
     deadlines: Deadlines = Deadlines()
@@ -60,6 +62,8 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     """Its client may come back for the answer: without one it goes on for a grace."""
     background: bool = False
     """It goes on to its end, whoever leaves."""
+    prompt: PromptRef | None = None
+    """A prompt of more than `prompts.MAX_INLINE_TOKENS`."""
 
     @property
     def deadline_unix_ms(self) -> int:
@@ -69,7 +73,7 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     @property
     def prompt_tokens(self) -> int:
         """How many tokens were read."""
-        return len(self.prompt_ids)
+        return len(self.prompt_ids) if self.prompt is None else self.prompt.tokens
 
 
 class RecordState(StrEnum):

@@ -24,6 +24,26 @@ class StoredMessage(Message, frozen=True, kw_only=True, tag="stored_message.1"):
     text: str
 
 
+class PartRef(Message, frozen=True, kw_only=True, tag="part_ref.1"):
+    """A part of a response that is too large for its bucket: object `name` of `response-parts`."""
+
+    name: str
+    n_bytes: int
+
+
+class StoredTurn(Message, frozen=True, kw_only=True, tag="stored_turn.1"):
+    """The messages of a response, where they are an object of their own."""
+
+    input: tuple[StoredMessage, ...]
+    history: tuple[StoredMessage, ...] | None = None
+
+
+class StoredText(Message, frozen=True, kw_only=True, tag="stored_text.1"):
+    """The text of a response, where it is an object of its own."""
+
+    deltas: tuple[str, ...]
+
+
 class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
     """What a response came to."""
 
@@ -32,6 +52,8 @@ class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
     tokens: int
     end: End
     ended_unix_s: int
+    text: PartRef | None = None
+    """Where `deltas` are, if not here: a `StoredText`."""
 
 
 class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"):
@@ -63,6 +85,8 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     prompt_cache_key: str | None = None
     answer: StoredAnswer | None = None
     """Set once, when it has ended."""
+    turn: PartRef | None = None
+    """Where `input` and `history` are, if not here: a `StoredTurn`."""
 
     @property
     def response_id(self) -> str:

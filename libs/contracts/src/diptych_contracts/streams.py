@@ -50,6 +50,16 @@ class BucketSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ObjectBucketSpec:
+    """A bucket of large values."""
+
+    name: str
+    max_bytes: int = 1024**3
+    max_age_s: float = 0.0
+    """What nobody deleted goes after this; 0: never."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerSpec:
     """A durable pull consumer shared by the replicas of a service."""
 
@@ -105,7 +115,10 @@ BUCKETS = (REQUEST_RECORDS, LEASES, WORKERS, CONFIG, RESPONSES)
 
 MODELS = "models"
 """The object bucket that holds model cards."""
-OBJECT_BUCKETS = (MODELS,)
+PROMPTS = "prompts"
+"""The object bucket of long prompts, by request id (`contracts.prompts`)."""
+RESPONSE_PARTS = "response-parts"
+"""The object bucket of what is too large in a stored response."""
 
 SCHEDULERS = ConsumerSpec(
     stream=REQUESTS.name,
@@ -120,7 +133,17 @@ RUNNING_RESPONSE_TTL_S = TOKENS.max_age_s
 """As long as its tokens can be read in the journal."""
 ENDED_RESPONSE_TTL_S = DAY_S
 MAX_RESPONSE_BYTES = 256 * 1024
-"""Of a stored response before its answer is added."""
+"""Of a stored response in its bucket; a larger input, or answer, is an object of its own."""
+
+OBJECT_BUCKETS = (
+    ObjectBucketSpec(MODELS),
+    ObjectBucketSpec(PROMPTS, max_bytes=2 * 1024**3, max_age_s=REQUESTS.max_age_s),
+    ObjectBucketSpec(
+        RESPONSE_PARTS,
+        max_bytes=4 * 1024**3,
+        max_age_s=RUNNING_RESPONSE_TTL_S + ENDED_RESPONSE_TTL_S,
+    ),
+)
 
 LEASE_TTL_S = 10.0
 WORKER_TTL_S = 30.0

@@ -5,6 +5,9 @@ from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import Generation, RefusalReason
 from diptych_contracts.wire import Message
 
+MAX_TRANSFER_BLOCKS = 32_768
+"""A ticket names a slot, a job a digest for each block, in 60 bytes: 2 MB of a message's 3.9."""
+
 
 class LinkEndpoint(Message, frozen=True, kw_only=True, tag="link_endpoint.1"):
     """Where a worker's transfer slots can be written."""

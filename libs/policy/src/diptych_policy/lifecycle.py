@@ -210,6 +210,8 @@ class EraseRequest:
 
     request_id: RequestId
     request_seq: int
+    prompt: str = ""
+    """The object that holds its prompt, if one does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class LiveRequest:
     prompt: PromptBlocks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prompt = PromptBlocks(self.request.tenant, self.request.prompt_ids)
+        self.prompt = PromptBlocks.of(self.request)
 
     def to(self, stage: Stage, *, now_s: float) -> None:
         """Enter `stage`."""
@@ -85,7 +85,7 @@ class LiveRequest:
         done = len(self.view.token_ids)
         return Demand(
             model=self.request.model,
-            prompt_tokens=len(self.request.prompt_ids) + done,
+            prompt_tokens=self.request.prompt_tokens + done,
             answer_tokens=self.request.stopping.max_tokens - done,
             forced=self.request.forced,
             excluded=frozenset(self.excluded),
@@ -106,6 +106,7 @@ class LiveRequest:
             sampling=request.sampling,
             stopping=request.stopping,
             budget_ms=max(0, self.record.deadline_unix_ms - unix_ms),
+            prompt=request.prompt,
         )
         if assignment.mode is Mode.LOCAL:
             return GenerateJob(generation=generation)

@@ -23,6 +23,7 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
+from diptych_policy.orphans import unneeded_prompt
 from diptych_policy.placing import Placer
 from diptych_policy.unheard import UnheardCancels
 
@@ -171,15 +172,16 @@ class LiveRequests:
 
     def _close(self, live: LiveRequest, end: End) -> list[Effect]:
         self._forget(live)
-        return self._closing(live.record, end)
+        return self._closing(live.record, end, live.request)
 
-    def _closing(self, record: RequestRecord, end: End) -> list[Effect]:
+    def _closing(self, record: RequestRecord, end: End, request: Request | None) -> list[Effect]:
         """The last steps: a closed record means that nothing is left to do."""
         request_id = record.request_id
+        prompt = unneeded_prompt(request, end) if request is not None else ""
         ended = RequestEnded(request_id=request_id, end=end)
         return [
             Announce(request_id, ended, f"{request_id}.end", first=True),
-            EraseRequest(request_id, record.request_seq),
+            EraseRequest(request_id, record.request_seq, prompt),
             SaveRecord(msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)),
         ]
 

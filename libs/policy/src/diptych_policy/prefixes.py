@@ -9,6 +9,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from diptych_contracts.requests import Request
+
 _HASH_BYTES = 8
 
 
@@ -59,6 +61,14 @@ class PromptBlocks:
     tenant: str
     token_ids: Sequence[int]
     _known: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request: Request) -> "PromptBlocks":
+        """The blocks of a request's prompt; of one that is kept elsewhere those it names."""
+        ref = request.prompt
+        if ref is None:
+            return cls(request.tenant, request.prompt_ids)
+        return cls(request.tenant, (), {(ref.model_base, ref.block_tokens): ref.block_hashes})
 
     def hashes(self, model_base: str, block_tokens: int) -> tuple[int, ...]:
         """As `block_hashes` gives."""

@@ -222,7 +222,7 @@ class Ledger(LiveRequests):
         for part in event.parts:
             view.apply(part)
         if view.end is not None:
-            return self._closing(record, view.end)
+            return self._closing(record, view.end, request)
         if request is None:
             return self._bury(record)
         live = self._enter(request, record, Stage.CREATING)
@@ -244,7 +244,7 @@ class Ledger(LiveRequests):
             reason=EndReason.FAILED,
             detail="the stored request is gone",
         )
-        return [PublishEnd(record.gateway, end), *self._closing(record, end)]
+        return [PublishEnd(record.gateway, end), *self._closing(record, end, None)]
 
     def _continue(self, live: LiveRequest) -> list[Effect]:
         """Go on where the dead owner stopped."""

@@ -4,6 +4,9 @@ Among workers with room the least loaded wins; ties go to the one chosen longest
 workers share the work. A prefill worker's load is the prompt tokens it has to compute, those of
 this request included that it has not cached: so a prefix attracts its kind, until the queue before
 it costs more than computing it elsewhere, and then there are two that have it.
+
+A prompt that would not fit into a decode worker's transfer slots, all of them, is never handed over
+to it: where that leaves no pair, one worker does both phases.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,6 +15,7 @@ from dataclasses import dataclass, field
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import Assignment, Forced, Mode
+from diptych_contracts.transfers import MAX_TRANSFER_BLOCKS
 from diptych_policy.fleet import Fleet, Worker
 from diptych_policy.prefixes import PromptBlocks
 
@@ -57,6 +61,12 @@ def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> li
     ]
 
 
+def transferable_tokens(decode: WorkerRegistration, link: str) -> int:
+    """Longest context that can be handed over to `decode` over `link`, with all slots free."""
+    slots = max((e.slots for e in decode.endpoints if e.kind == link), default=0)
+    return min(slots, MAX_TRANSFER_BLOCKS) * decode.layout.block_tokens
+
+
 def choose(demand: Demand, fleet: Fleet) -> Assignment | Unplaced:
     """The workers for one attempt, or why there are none."""
     prefills = list(fleet.usable(demand.model, Role.PREFILL))
@@ -85,7 +95,9 @@ def _remote(
 ) -> Assignment | Unplaced:
     pairs = _pairs(demand, prefills, decodes)
     if not pairs:
-        return Unplaced("no prefill worker can hand its KV to a decode worker")
+        return Unplaced(
+            f"no prefill worker can hand the KV of {demand.prompt_tokens} tokens to a decode worker"
+        )
     decode = _least_loaded(
         {decode.id: decode for _, decode, _ in pairs}.values(),
         demand.prompt_tokens + demand.answer_tokens,
@@ -121,7 +133,12 @@ def _pairs(
     for prefill in prefills:
         for decode in decodes:
             common = links_between(prefill.registration, decode.registration)
-            links = [link for link in common if wanted in (None, link)]
+            links = [
+                link
+                for link in common
+                if wanted in (None, link)
+                and demand.prompt_tokens <= transferable_tokens(decode.registration, link)
+            ]
             if links:
                 found.append((prefill, decode, links))
     return found

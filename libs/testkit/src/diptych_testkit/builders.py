@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import msgspec
+
 from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import Generation
 from diptych_contracts.journal import End, EndReason, TokenEntry
+from diptych_contracts.prompts import PromptRef, compact, digest_of, packed
 from diptych_contracts.requests import Request
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.transfers import LinkEndpoint
@@ -32,6 +35,18 @@ def a_request(request_id: str = REQUEST, **changes: Any) -> Request:
         "created_unix_ms": 0,
     }
     return Request(**(values | changes))
+
+
+def by_reference(request: Request) -> tuple[Request, bytes]:
+    """`request` as it is where its prompt is long, and the object that it names."""
+    width, data = packed(compact(1000, request.prompt_ids))
+    ref = PromptRef(
+        name=request.request_id,
+        tokens=request.prompt_tokens,
+        width=width,
+        digest=digest_of(data),
+    )
+    return msgspec.structs.replace(request, prompt_ids=(), prompt=ref), data
 
 
 def a_generation(request_id: str = REQUEST, attempt: int = 1, **changes: Any) -> Generation:

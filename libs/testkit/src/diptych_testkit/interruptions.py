@@ -127,7 +127,7 @@ class CuttingBroker(MemoryBroker):
         return self._cut(Cut(member, where, Deed.FREEZE, nth=nth, after=True))
 
     def lose(self, member: str, where: Where, *, nth: int = 1) -> Cut:
-        """`member`'s `nth` call at `where` gets lost (`publish` and `ack` only)."""
+        """`member`'s `nth` call at `where` gets lost: a `publish`, `append` or `ack`."""
         return self._cut(Cut(member, where, Deed.LOSE, nth=nth, after=False))
 
     def note(self, member: str, where: Where, *, nth: int = 1) -> Cut:
@@ -256,8 +256,8 @@ class CuttingBus(MemoryBus):
     # The journal
 
     def append(self, gateway: Incarnation, entry: JournalEntry) -> None:
-        self.check(Call("append", gateway, entry), after=False)
-        if not self._dead:
+        lost = self.check(Call("append", gateway, entry), after=False)
+        if not (self._dead or lost):
             super().append(gateway, entry)
 
     async def record(self, gateway: Incarnation, entry: JournalEntry, *, timeout_s: float) -> int:

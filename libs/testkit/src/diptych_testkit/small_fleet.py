@@ -87,7 +87,7 @@ class SmallFleet:
         """Start a worker on a toy engine."""
         member = self._member(f"{role}-worker", name)
         loop = StepLoop(engine or ToyStepEngine(), lambda _stopping: NoStops())
-        chosen = WorkerSettings(transfer_slots=64, **settings)
+        chosen = WorkerSettings(**({"transfer_slots": 64} | settings))
         serving = run_worker(
             member,
             chosen,

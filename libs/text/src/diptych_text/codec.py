@@ -1,6 +1,6 @@
 """One model's text side, from its card alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -8,9 +8,13 @@ from tokenizers import Tokenizer
 
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import InvalidRequest, Permanent
+from diptych_text.cutting import MAX_UNCUT_CHARS, Cutter
 from diptych_text.gguf_tokenizer import SPACE
 from diptych_text.shielding import Shield
 from diptych_text.templates import ChatTemplate
+
+_SHORT_CHARS = 4096
+"""About 2 ms of tokenizing."""
 
 
 def _byte_letters() -> dict[str, int]:
@@ -53,6 +57,7 @@ class TextCodec:
         self._verbatim = frozenset(added) - self._control
         self._bytes: dict[int, bytes] = {}
         self.control_texts = frozenset(t.content for t in added.values() if t.special)
+        self._cutter = Cutter(t.content for t in added.values()) if byte_level else None
         self._shield = Shield(self.control_texts, card.chat_template)
         self._template = ChatTemplate(
             card.chat_template,
@@ -98,7 +103,8 @@ class TextCodec:
             add_bos: Begin with BOS. None: as the model wants it, unless the text begins so already.
 
         Raises:
-            InvalidRequest: for text that is not valid Unicode (lone surrogates).
+            InvalidRequest: for text that is not valid Unicode (lone surrogates), or too much of it
+                without a place for a cut (`cutting`).
         """
         return self._begun(self._ids(text), add_bos)
 
@@ -112,17 +118,40 @@ class TextCodec:
         Raises:
             InvalidRequest: what `render` and `encode` raise.
         """
+        parts = self.chat_parts(messages, add_generation_prompt=add_generation_prompt)
+        return [token for part in parts for token in part]
+
+    def chat_parts(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> Iterator[list[int]]:
+        """What `encode_chat` gives, part by part, each of them some 20 ms of work (`cutting`).
+
+        Others may use the codec between two parts, on the same thread.
+        """
         mark, marked = self._shield.marked(messages)
         text = self.render(marked, add_generation_prompt=add_generation_prompt)
-        if not mark:
-            return self.encode(text)
-        ids: list[int] = []
-        for control, piece in self._shield.pieces(text, mark):
-            ids += self._ids(piece) if control else self._plain_ids(piece)
-        return self._begun(ids, None)
+        pieces = self._shield.pieces(text, mark) if mark else [(True, text)]
+        begun = False
+        for control, piece in pieces:
+            for part in self._cutter.parts(piece) if self._cutter is not None else (piece,):
+                ids = self._ids(part) if control else self._plain_ids(part)
+                if ids and not begun:
+                    ids, begun = self._begun(ids, None), True
+                yield ids
+        if not begun:
+            yield self._begun([], None)
 
     def _ids(self, text: str) -> list[int]:
+        if len(text) > MAX_UNCUT_CHARS:
+            raise InvalidRequest(
+                f"expected words: {len(text)} characters stand together, "
+                f"at most {MAX_UNCUT_CHARS} are allowed",
+                code="invalid_text",
+            )
         try:
+            if len(text) > _SHORT_CHARS:  # only so does the library let other threads run
+                batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+                return list(batch[0].ids)
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError) as err:
             raise InvalidRequest(f"text is not valid Unicode: {err}", code="invalid_text") from err

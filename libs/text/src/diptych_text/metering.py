@@ -12,8 +12,8 @@ from typing import Any
 
 from diptych_contracts.errors import InvalidRequest
 
-MAX_CHARS = 4_000_000
-"""Longest value or output: more than the bytes of any message on the bus."""
+MAX_CHARS = 8_000_000
+"""Longest value or output: a conversation of this length is the longest that is served."""
 MAX_STEPS = 250_000
 """Loop turns, calls and filters of one rendering: 500 times what real templates take."""
 _CHARS_PER_STEP = 1024

@@ -31,6 +31,7 @@ from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.metering import WorkerMetrics
+from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
 from diptych_worker.service import Parts, Worker
 from diptych_worker.settings import WorkerSettings
@@ -55,7 +56,9 @@ def read_card(settings: WorkerSettings) -> ModelCard:
     else:
         raise Permanent("no model: set MODEL_PATH to a GGUF file")
     limit = settings.context_tokens or card.context_tokens
-    context_tokens = min(limit, card.context_tokens, settings.kv_tokens)
+    # The simulated engine has learned nothing that a longer context could go beyond.
+    trained = limit if settings.engine == "sim" else card.context_tokens
+    context_tokens = min(limit, trained, settings.kv_tokens)
     return msgspec.structs.replace(card, context_tokens=context_tokens)
 
 
@@ -157,6 +160,7 @@ async def run_worker(
     news = EngineNews(
         member.bus, member.incarnation, device, metrics, blocks=blocks, now_s=member.now_s
     )
+    prompts = Prompts(member.bus, now_s=member.now_s)
     admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
     parts = Parts(
         engine=engine,
@@ -171,6 +175,7 @@ async def run_worker(
             now_s=member.now_s,
         ),
         take_over=TakeOver(incoming, admission, spec.fingerprint, now_s=member.now_s),
+        prompts=prompts,
         blocks=blocks,
         register=Register(member.bus, registration, card),
         device=device,
@@ -182,6 +187,7 @@ async def run_worker(
         await worker.run()
     finally:
         news.closed = True
+        await prompts.close()
         await asyncio.to_thread(engine.stop)  # before the links: it may be writing
         await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
         incoming.close()

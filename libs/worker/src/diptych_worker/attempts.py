@@ -1,6 +1,7 @@
 """One attempt on one worker."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +22,8 @@ class Attempt:
     worker: Incarnation
     accepted_s: float
     expires_s: float
+    prompt_ids: Sequence[int] | None = None
+    """The job's prompt, once it is here: until then the engine knows nothing of the attempt."""
     started_s: float | None = None
     first_token_s: float | None = None
     token_s: float | None = None

@@ -80,7 +80,7 @@ class HandOver:
         try:
             transfer = await self._open(attempt, job)
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
-                span.set_attribute(names.INPUT_TOKENS, len(job.generation.prompt_ids))
+                span.set_attribute(names.INPUT_TOKENS, job.generation.prompt_tokens)
                 self._engine.submit(_work(attempt, job.generation, transfer))
                 news = await attempt.sampled
             if news.finish is None:
@@ -212,7 +212,7 @@ def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> Sequence
     return SequenceWork(
         key=attempt.key,
         phase=Phase.PREFILL,
-        prompt_ids=generation.prompt_ids,
+        prompt_ids=attempt.prompt_ids or (),
         answer_ids=generation.prefix_ids,
         sampling=generation.sampling,
         stopping=generation.stopping,

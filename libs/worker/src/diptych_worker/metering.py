@@ -40,7 +40,7 @@ class WorkerMetrics:
         """An attempt has begun, perhaps on a cached prefix."""
         if attempt.phase is not Phase.DECODE:
             generation = attempt.job.generation
-            asked = len(generation.prompt_ids) + len(generation.prefix_ids)
+            asked = generation.prompt_tokens + len(generation.prefix_ids)
             self._model.prefix_queries.inc(asked)
             self._model.prefix_hits.inc(attempt.cached_tokens)
 

@@ -30,7 +30,7 @@ from diptych_contracts.journal import Started, TokenEntry, TokenFrame
 from diptych_contracts.power import PowerSetPoint
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer
+from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey, SequenceWork
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_policy.overtaken import Rounds, overtaken
@@ -41,6 +41,7 @@ from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.metering import WorkerMetrics
+from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
 from diptych_worker.taking_over import TakeOver, context_tokens, whole_tokens
 
@@ -63,6 +64,7 @@ class Parts:
     news: EngineNews
     hand_over: HandOver
     take_over: TakeOver
+    prompts: Prompts
     blocks: AnnouncedBlocks
     register: Register
     device: Device
@@ -82,6 +84,7 @@ class Worker:
         self._news = parts.news
         self._hand_over = parts.hand_over
         self._take_over = parts.take_over
+        self._prompts = parts.prompts
         self._blocks = parts.blocks
         self._register = parts.register
         self._device = parts.device
@@ -186,6 +189,7 @@ class Worker:
     async def _run(self, attempt: Attempt, job: Job, blocks: list[KvBlock]) -> None:
         """One attempt from its acceptance to the moment nothing of it is held here."""
         try:
+            attempt.prompt_ids = await self._prompts.ids(job.generation)
             if isinstance(job, PrefillJob):
                 await self._hand_over.run(attempt, job)
             else:
@@ -220,7 +224,7 @@ class Worker:
                 SequenceWork(
                     key=attempt.key,
                     phase=attempt.phase,
-                    prompt_ids=generation.prompt_ids,
+                    prompt_ids=attempt.prompt_ids or (),
                     answer_ids=(*generation.prefix_ids, *first_ids),
                     sampling=generation.sampling,
                     stopping=generation.stopping,
@@ -270,7 +274,7 @@ class Worker:
             return
         if not attempt.stopping:
             attempt.stopping = True
-            if attempt.phase is Phase.PREFILL:
+            if attempt.phase is Phase.PREFILL or attempt.prompt_ids is None:
                 attempt.task.cancel()
             else:
                 self._engine.abort(key)
@@ -279,7 +283,11 @@ class Worker:
     # Hand-off
 
     async def _on_reserve(self, delivery: Delivery) -> ReserveAnswer:
-        return self._take_over.reserve(delivery.decode(Reserve))
+        reserve: Reserve = delivery.decode(Reserve)
+        answer = self._take_over.reserve(reserve)
+        if isinstance(answer, Ticket):
+            self._prompts.expect(reserve.generation)
+        return answer
 
     async def _on_release(self, delivery: Delivery) -> Released:
         return self._take_over.release(delivery.decode(Release))

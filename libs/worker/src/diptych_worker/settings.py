@@ -29,11 +29,13 @@ class WorkerSettings(ServiceSettings):
     library: Path | None = None
     """The llama.cpp build; empty: the one inside xllamacpp."""
     context_tokens: int = 0
-    """Longest sequence; 0: what the model was trained for, at most `kv_tokens`."""
+    """Longest sequence; 0: what the model was trained for, at most `kv_tokens`. The `sim` engine
+    takes more too."""
     kv_tokens: int = 16_384
     max_sequences: int = 16
     transfer_slots: int = 160
-    """KV blocks that may be on their way to this worker at once."""
+    """KV blocks that may be on their way to this worker at once. A prompt of more is not handed
+    over: one worker does both phases."""
     transfer_s: float = 10.0
     """Deadline of one hand-off, from prefill's end to verified KV."""
     lease_s: float = 75.0

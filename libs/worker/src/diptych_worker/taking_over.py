@@ -25,12 +25,12 @@ spans = tracer("worker")
 
 def context_tokens(generation: Generation) -> int:
     """Tokens whose KV a hand-off carries: prompt and delivered answer."""
-    return len(generation.prompt_ids) + len(generation.prefix_ids)
+    return generation.prompt_tokens + len(generation.prefix_ids)
 
 
 def whole_tokens(generation: Generation) -> int:
     """Most KV cells a generation grows to."""
-    return len(generation.prompt_ids) + generation.stopping.max_tokens
+    return generation.prompt_tokens + generation.stopping.max_tokens
 
 
 class TakeOver:

@@ -2,8 +2,11 @@
 
 import asyncio
 import time
+from array import array
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import msgspec
@@ -12,12 +15,13 @@ from diptych_bus.port import Bus
 from diptych_contracts import subjects
 from diptych_contracts.errors import BusAway, ContextOverflow, InvalidRequest, Transient
 from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.prompts import MAX_INLINE_TOKENS, compact
 from diptych_contracts.requests import Deadlines, Request
 from diptych_contracts.sampling import Stopping
 from diptych_gateway.checking import Call
+from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.models import Models, ServedModel
 from diptych_telemetry import logger
-from diptych_text.codec import TextCodec
 
 LONG_TEXT_CHARS = 4_000
 """Beyond this, about 2 ms of tokenizing, the work leaves the event loop."""
@@ -52,14 +56,15 @@ class Acceptance:
 
     def __init__(self, bus: Bus, models: Models, *, executor: Executor, rng: Random) -> None:
         self._bus = bus
+        self._long_prompts = LongPrompts(bus)
         self._models = models
         self._executor = executor
         self._rng = rng
 
     async def request(
         self, call: Call, request_id: RequestId, *, identity: Identity
-    ) -> tuple[Request, ServedModel]:
-        """The request that `call` describes, not stored yet.
+    ) -> tuple[Request, ServedModel, bytes]:
+        """The request that `call` describes, not stored yet, and its prompt if that is long.
 
         Raises:
             UnknownModel, Transient: see `Models.get`.
@@ -82,7 +87,7 @@ class Acceptance:
             gateway=identity.gateway,
             model=call.model,
             priority_class=call.priority_class,
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=tuple(prompt_ids) if len(prompt_ids) <= MAX_INLINE_TOKENS else (),
             sampling=sampling,
             stopping=Stopping(
                 max_tokens=room(
@@ -101,9 +106,32 @@ class Acceptance:
             background=call.background,
             created_unix_ms=time.time_ns() // 1_000_000,
         )
-        return request, served
+        if len(prompt_ids) <= MAX_INLINE_TOKENS:
+            return request, served, b""
+        ref, prompt = await asyncio.get_running_loop().run_in_executor(
+            self._executor,
+            partial(named, prompt_ids, request_id, tenant=request.tenant, card=served.card),
+        )
+        return msgspec.structs.replace(request, prompt=ref), served, prompt
 
-    async def store(self, request: Request, *, timeout_s: float) -> None:
+    async def store(self, request: Request, prompt: bytes = b"", *, timeout_s: float) -> None:
+        """Have JetStream's word that it holds `request`, a long `prompt` of it first.
+
+        Raises:
+            Transient: the prompt is not stored.
+            BusAway: see below; the prompt is then taken back.
+        """
+        if request.prompt is None:
+            await self._store(request, timeout_s=timeout_s)
+            return
+        try:
+            await self._long_prompts.store(request.prompt, prompt, timeout_s=timeout_s)
+            await self._store(request, timeout_s=timeout_s)
+        except BaseException:
+            await self._long_prompts.take_back(request.prompt)
+            raise
+
+    async def _store(self, request: Request, *, timeout_s: float) -> None:
         """Have JetStream's word that it holds `request`, asking again with the same id.
 
         Raises:
@@ -130,15 +158,29 @@ class Acceptance:
                 raise BusAway(f"the request was not accepted within {timeout_s:g} s") from err
             return
 
-    async def _tokenize(self, call: Call, served: ServedModel) -> list[int]:
+    async def _tokenize(self, call: Call, served: ServedModel) -> Sequence[int]:
         if call.text_chars + MESSAGE_CHARS * len(call.messages) < LONG_TEXT_CHARS:
-            return _encode(served.codec, call)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, _encode, served.far_codec, call)
+            return served.codec.encode_chat(call.messages)
+        loop, most = asyncio.get_running_loop(), served.card.context_tokens
+        parts = served.far_codec.chat_parts(call.messages)
+        ids = compact(served.card.vocab_size)
+        # Others' texts have their turn on that thread between two parts.
+        while part := await loop.run_in_executor(self._executor, _next_part, parts, ids):
+            ids += part
+            if len(ids) > most:
+                raise ContextOverflow(
+                    f"this model's context holds {most} tokens, but the messages alone have more",
+                    param=call.messages_param,
+                )
+        return ids
 
 
-def _encode(codec: TextCodec, call: Call) -> list[int]:
-    return codec.encode_chat(call.messages)
+def _next_part(parts: Iterator[list[int]], kind: "array[int]") -> "array[int] | None":
+    """The next ids, in the type of `kind`; None: there are no more."""
+    for part in parts:
+        if part:
+            return array(kind.typecode, part)
+    return None
 
 
 def room(

@@ -4,6 +4,10 @@ A response is stored before its request is, so nothing runs that could not be fo
 ended its text is written into it, once, whoever is first: the gateway that took it, or the one
 that reads it now. Writes wait in order while the bus is away; beyond `MAX_WAITING` the oldest is
 dropped, and the next who asks for that response reads its text from the journal.
+
+What makes a response larger than `MAX_RESPONSE_BYTES` is kept by reference (`response_parts`): the
+messages of a long turn, the text of a long answer. A conversation is a chain: no turn repeats what
+the ones before it hold.
 """
 
 import asyncio
@@ -15,7 +19,15 @@ import msgspec
 from diptych_bus.port import Bus
 from diptych_contracts.errors import Conflict, Permanent, Transient
 from diptych_contracts.ids import RequestId
-from diptych_contracts.responses import PREFIX, StoredAnswer, StoredResponse, response_id
+from diptych_contracts.responses import (
+    PREFIX,
+    PartRef,
+    StoredAnswer,
+    StoredResponse,
+    StoredText,
+    StoredTurn,
+    response_id,
+)
 from diptych_contracts.streams import (
     ENDED_RESPONSE_TTL_S,
     MAX_RESPONSE_BYTES,
@@ -24,6 +36,7 @@ from diptych_contracts.streams import (
 )
 from diptych_contracts.wire import encode
 from diptych_gateway.errors import ApiError
+from diptych_gateway.response_parts import ResponseParts, parts_of
 from diptych_telemetry import logger
 from diptych_text.answer import AnswerText
 
@@ -46,45 +59,85 @@ def deltas(text: AnswerText, token_ids: Iterable[int]) -> Iterator[str]:
         yield rest
 
 
+def _text_name(stored: StoredResponse) -> str:
+    return f"{stored.response_id}.text"
+
+
 class Archive:
     """Stored responses."""
 
     def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket(RESPONSES, StoredResponse)
+        self._parts = ResponseParts(bus)
         self._waiting: dict[RequestId, tuple[Make, asyncio.Event]] = {}
         self._news = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def create(self, stored: StoredResponse) -> None:
-        """Store a response that is about to run.
+    async def create(self, stored: StoredResponse) -> StoredResponse:
+        """Store a response that is about to run; gives it as it is kept.
 
         Raises:
-            ApiError: it is too large (413).
+            ApiError: it is too large, its messages apart (413).
             Transient: the bus is away.
         """
-        size = len(encode(stored))
-        if size > MAX_RESPONSE_BYTES:
-            raise ApiError(
-                413,
-                f"expected at most {MAX_RESPONSE_BYTES} bytes of input, instructions and metadata "
-                f"in a response that is stored, saw {size}: 'store': false has no such limit",
-                code="response_too_large",
-                param="input",
-            )
+        if len(encode(stored)) > MAX_RESPONSE_BYTES:
+            stored = await self._without_turn(stored)
         ttl_s = RUNNING_RESPONSE_TTL_S if stored.answer is None else ENDED_RESPONSE_TTL_S
-        await self._bucket.create(stored.response_id, stored, ttl_s=ttl_s)
+        try:
+            await self._bucket.create(stored.response_id, stored, ttl_s=ttl_s)
+        except BaseException:
+            await self._parts.drop(stored.turn)
+            raise
+        return stored
 
     async def get(self, wanted: str) -> StoredResponse | None:
-        """The response of that id; None if there is none (any more)."""
+        """The response of that id, its messages perhaps apart; None if there is none (any more).
+
+        Raises:
+            ApiError: a part of it is gone (410).
+        """
         if not _ID.fullmatch(wanted):
             return None
         kept = await self._bucket.get(wanted)
-        return None if kept is None else kept.value
+        if kept is None:
+            return None
+        stored, answer = kept.value, kept.value.answer
+        if answer is None or answer.text is None:
+            return stored
+        text: StoredText = await self._parts.get(answer.text, StoredText)
+        whole = msgspec.structs.replace(answer, deltas=text.deltas)
+        return msgspec.structs.replace(stored, answer=whole)
+
+    async def with_messages(self, stored: StoredResponse) -> StoredResponse:
+        """`stored` with its messages. Raises what `get` raises."""
+        if stored.turn is None:
+            return stored
+        turn: StoredTurn = await self._parts.get(stored.turn, StoredTurn)
+        return msgspec.structs.replace(stored, input=turn.input, history=turn.history)
 
     async def delete(self, stored: StoredResponse) -> None:
-        """Forget a response."""
+        """Forget a response, all of it."""
         await self._bucket.delete(stored.response_id)
+        await self._parts.delete(*parts_of(stored))
+        if stored.answer is None:  # which may have been written since
+            await self._parts.delete(PartRef(name=_text_name(stored), n_bytes=0))
+
+    async def _without_turn(self, stored: StoredResponse) -> StoredResponse:
+        turn = StoredTurn(input=stored.input, history=stored.history)
+        name = f"{stored.response_id}.turn"
+        ref = PartRef(name=name, n_bytes=0)
+        kept = msgspec.structs.replace(stored, input=(), history=None, turn=ref)
+        size = len(encode(kept))
+        if size > MAX_RESPONSE_BYTES:
+            raise ApiError(
+                413,
+                f"expected at most {MAX_RESPONSE_BYTES} bytes of instructions and metadata "
+                f"in a response that is stored, saw {size}: 'store': false has no such limit",
+                code="response_too_large",
+                param="instructions",
+            )
+        return msgspec.structs.replace(kept, turn=await self._parts.put(name, turn))
 
     def finish_soon(self, request_id: RequestId, make: Make) -> asyncio.Event:
         """Have what `make` gives written into a response that has ended, if it is still stored.
@@ -142,13 +195,27 @@ class Archive:
         done.set()
 
     async def _write(self, key: str, make: Make) -> None:
+        text: PartRef | None = None
         while True:
             kept = await self._bucket.get(key)
-            if kept is None or kept.value.answer is not None:
+            if kept is None:
+                await self._parts.drop(text)  # it was deleted meanwhile
+                return
+            if kept.value.answer is not None:
                 return
             ended = msgspec.structs.replace(kept.value, answer=make())
+            if len(encode(ended)) > MAX_RESPONSE_BYTES:
+                ended, text = await self._without_text(ended)
             try:
                 await self._bucket.update(key, ended, kept.revision, ttl_s=ENDED_RESPONSE_TTL_S)
             except Conflict:
                 continue
             return
+
+    async def _without_text(self, ended: StoredResponse) -> tuple[StoredResponse, PartRef]:
+        """`ended` with its text kept apart; whoever else does the same writes the same."""
+        answer = ended.answer
+        assert answer is not None
+        ref = await self._parts.put(_text_name(ended), StoredText(deltas=answer.deltas))
+        slim = msgspec.structs.replace(answer, deltas=(), text=ref)
+        return msgspec.structs.replace(ended, answer=slim), ref

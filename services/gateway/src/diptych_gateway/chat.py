@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: from bytes to a stored request, and its answer back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from starlette.types import Receive, Scope, Send
@@ -19,7 +19,7 @@ from diptych_gateway.delivering import (
     send_json,
 )
 from diptych_gateway.errors import from_error
-from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, watched
+from diptych_gateway.generating import Accepted, Generations, arrival, watched
 from diptych_gateway.intake import Intake
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
@@ -47,18 +47,16 @@ class ChatCompletions:
             body = await self.intake.read(scope["headers"], receive)
             with admitted(self.admission, now_s):
                 call = await self.intake.judged(len(body), partial(_judge, body, scope))
-                await self._answer(call, arrival(scope, arrived_s=arrived_s), receive, send)
+                del body
+                came = arrival(scope, arrived_s=arrived_s)
+                async with self.generations.accepted(call, came, _answer_id) as accepted:
+                    call = replace(call, messages=[])  # while the answer lasts nobody needs them
+                    async with watched(accepted.stream, receive):
+                        await _deliver(accepted, call, send)
         except ClientGone:
             log.info("client_left_early", request_id=scope["state"]["request_id"])
         except DiptychError as err:
             await send_error(send, from_error(err))
-
-    async def _answer(self, call: ChatCall, came: Arrival, receive: Receive, send: Send) -> None:
-        async with (
-            self.generations.accepted(call, came, _answer_id) as accepted,
-            watched(accepted.stream, receive),
-        ):
-            await _deliver(accepted, call, send)
 
 
 def _judge(body: bytes, scope: Scope) -> ChatCall:

@@ -89,7 +89,7 @@ class Generations:
             with _tracer.start_as_current_span(
                 names.GATEWAY_ACCEPT, context=arrival.context, kind=SpanKind.SERVER
             ) as span:
-                request, served = await self.acceptance.request(
+                request, served, prompt = await self.acceptance.request(
                     call, arrival.request_id, identity=self.identity
                 )
                 metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
@@ -97,7 +97,8 @@ class Generations:
                 answer_id = await prepare(request, served)
                 stream = self.stream(request, served.codec, arrival)
                 held.enter_context(self.in_flight.holding(stream))
-                await self._store(request, served)
+                await self._store(request, served, prompt)
+                del call, prompt  # megabytes, perhaps
                 held.enter_context(self.keeper.reading(request.request_id))
             context = trace.set_span_in_context(span)
             with _tracer.start_as_current_span(names.GATEWAY_STREAM, context=context) as span:
@@ -109,7 +110,9 @@ class Generations:
 
     async def checked(self, call: Call, arrival: Arrival) -> Request:
         """The request that `call` would become; nothing runs. Raises what `accepted` raises."""
-        request, _ = await self.acceptance.request(call, arrival.request_id, identity=self.identity)
+        request, *_ = await self.acceptance.request(
+            call, arrival.request_id, identity=self.identity
+        )
         return request
 
     def stream(self, request: Asked, codec: TextCodec, arrival: Arrival) -> AnswerStream:
@@ -124,10 +127,10 @@ class Generations:
             abort=arrival.abort,
         )
 
-    async def _store(self, request: Request, served: ServedModel) -> None:
+    async def _store(self, request: Request, served: ServedModel, prompt: bytes) -> None:
         self.keeper.keep(request, served.codec)
         try:
-            await self.acceptance.store(request, timeout_s=self.settings.accept_s)
+            await self.acceptance.store(request, prompt, timeout_s=self.settings.accept_s)
         except BaseException:
             self.keeper.drop(request.request_id)  # nobody was promised anything: cancel it now
             raise

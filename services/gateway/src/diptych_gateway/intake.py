@@ -11,7 +11,7 @@ from diptych_gateway.reading import Grown, read_json_body
 
 SMALL_BYTES = 64 * 1024
 """Up to this, about 3 ms of decoding and checking, the event loop does it itself."""
-_FULL_BODIES = 64
+_FULL_BODIES = 32
 """Memory for bodies that are being read, in bodies of the largest size."""
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from urllib.parse import parse_qsl
 
@@ -79,7 +79,9 @@ class Responses:
         body = await self.intake.read(scope["headers"], receive)
         with admitted(self.admission, generations.now_s):
             call = await self.intake.judged(len(body), partial(_judge, body, scope))
+            del body
             async with self.turns.new(call, came) as turn:
+                call = replace(call, input=())  # while the answer lasts nobody needs it
                 await self._answer(turn, call, receive, send)
 
     async def retrieve(self, scope: Scope, receive: Receive, send: Send) -> None:

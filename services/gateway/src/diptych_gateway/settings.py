@@ -13,7 +13,8 @@ class GatewaySettings(ServiceSettings):
     reuse_port: bool = False
     """Let several gateways of one user on one machine share the port (SO_REUSEPORT): the kernel
     spreads connections over them. One that drains leaves the port first."""
-    max_body_bytes: int = 4 * 1024 * 1024
+    max_body_bytes: int = 8 * 1024 * 1024
+    """Of a body, and of a message on a WebSocket."""
     body_s: float = 30.0
     """How long a client may take to send its body."""
     max_bodies: int = 1024

@@ -45,6 +45,8 @@ MAX_LANES = 32
 MAX_IN_FLIGHT = 16
 """Turns that have begun or wait in their lane, of all lanes together."""
 MAX_REMEMBERED = 32
+MAX_REMEMBERED_CHARS = 16_000_000
+"""Of all remembered conversations: two of the longest."""
 _LANE = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
 _LANE_BYTES = 2048
 """More than the longest name, every letter escaped."""
@@ -83,8 +85,13 @@ class _Memory:
 
     def remember(self, response_id: str, lane: Lane, past: Past) -> None:
         self.known[response_id] = (lane, past)
-        while len(self.known) > MAX_REMEMBERED:
+        while len(self.known) > MAX_REMEMBERED or self._chars() > MAX_REMEMBERED_CHARS:
             self.known.popitem(last=False)
+
+    def _chars(self) -> int:
+        """Turns of one conversation share their texts."""
+        texts = {id(m): len(m.text) for _, past in self.known.values() for m in past.messages}
+        return sum(texts.values())
 
     def evict(self, response_id: str | None, lane: Lane) -> None:
         """A turn of `lane` that built on it has failed; a fork of another lane's leaves it."""
@@ -254,11 +261,11 @@ class _Connection:
     async def _before_end(self, turn: Turn, lane: Lane) -> None:
         """Whoever hears of the end may build on it at once."""
         await self._socket.turns.settle(turn)
-        if turn.stream.failure is None:
-            past = Past((*turn.asked, *said(turn.answer())), stored=turn.stored.store)
-            self._memory.remember(turn.stored.response_id, lane, past)
-        else:
+        if turn.stream.failure is not None:
             self._memory.evict(turn.stored.previous_response_id, lane)
+        elif (asked := turn.asked) is not None:
+            past = Past((*asked.messages, *said(turn.answer())), stored=asked.stored)
+            self._memory.remember(turn.stored.response_id, lane, past)
 
     async def _say(self, frame: bytes) -> None:
         await self._guarded({"type": "websocket.send", "text": frame.decode()})

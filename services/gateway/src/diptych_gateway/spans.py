@@ -25,7 +25,7 @@ def describe_request(span: Span, request: Request, call: Call) -> None:
             names.REQUEST_TEMPERATURE: sampling.temperature,
             names.REQUEST_TOP_P: sampling.top_p,
             names.REQUEST_TOP_K: sampling.top_k,
-            names.INPUT_TOKENS: len(request.prompt_ids),
+            names.INPUT_TOKENS: request.prompt_tokens,
         }
     )
     if call.seeded:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import time
 
 import msgspec
@@ -23,11 +23,14 @@ from diptych_gateway.resuming import Resumption
 from diptych_gateway.streams import AnswerStream
 from diptych_telemetry import logger
 from diptych_text.answer import AnswerText
+from diptych_text.metering import MAX_CHARS
 
 MAX_TURNS = 512
 """Longest chain of responses that is followed: each is one read of the bucket."""
-MAX_HISTORY_CHARS = 4_000_000
+MAX_HISTORY_CHARS = MAX_CHARS
 """Longest conversation that is put together: no template renders more."""
+AT_HAND_CHARS = 256 * 1024
+"""Longest stored conversation that a connection remembers: longer ones are read again."""
 _ARCHIVE_S = 2.0
 """How long a last event waits for its response to be archived; then it goes out anyhow."""
 
@@ -42,6 +45,11 @@ class Past:
     stored: bool = True
     """Whether they can be found again by the id of the last."""
 
+    @property
+    def chars(self) -> int:
+        """How much text they are."""
+        return sum(len(message.text) for message in self.messages)
+
 
 log = logger(__name__)
 
@@ -53,8 +61,9 @@ class Turn:
     stored: StoredResponse
     stream: AnswerStream
     events: ResponseEvents
-    asked: History = ()
-    """All messages before its answer, instructions apart."""
+    asked: Past | None = None
+    """All messages before its answer, instructions apart; None: too long to be kept at hand, but
+    the archive has them."""
     _ended_unix_s: int | None = field(default=None, init=False)
 
     def answer(self) -> StoredAnswer:
@@ -105,23 +114,31 @@ class Turns:
         made: list[StoredResponse] = []
 
         async def prepare(request: Request, served: ServedModel) -> str:
-            stored = self._stored(call, request, past)
-            if call.store:
-                await self.archive.create(stored)
-            made.append(stored)
-            return stored.response_id
+            made.append(await self._keep(self._stored(call, request, past)))
+            return made[0].response_id
 
+        asked = Past((*past.messages, *call.input), stored=call.store)
+        at_hand = not asked.stored or asked.chars <= AT_HAND_CHARS
+        generation = call.generation(past.messages)
         try:
-            async with self.generations.accepted(
-                call.generation(past.messages), arrival, prepare
-            ) as accepted:
+            async with self.generations.accepted(generation, arrival, prepare) as accepted:
                 (stored,) = made
                 events = ResponseEvents(stored, stream_id=stream_id)
                 made.clear()
-                yield Turn(stored, accepted.stream, events, (*past.messages, *call.input))
+                turn = Turn(stored, accepted.stream, events, asked if at_hand else None)
+                # While the answer lasts nobody needs the messages, megabytes perhaps.
+                call, past = replace(call, input=()), Past(())
+                del asked, generation
+                yield turn
         finally:
-            if made and call.store:  # its request was not: nobody knows its id
+            if made and made[0].store:  # its request was not: nobody knows its id
                 await self._forget(made[0])
+
+    async def _keep(self, stored: StoredResponse) -> StoredResponse:
+        """Store what is to be stored; gives it without messages that its events do not say."""
+        if stored.store:
+            stored = await self.archive.create(stored)
+        return msgspec.structs.replace(stored, input=(), history=None)
 
     @asynccontextmanager
     async def again(
@@ -150,8 +167,7 @@ class Turns:
         end = End(request_id=request.request_id, attempt=0, reason=EndReason.STOP, tokens=0)
         nothing = StoredAnswer(deltas=(), tokens=0, end=end, ended_unix_s=int(time()))
         stored = msgspec.structs.replace(self._stored(call, request, past), answer=nothing)
-        if call.store:
-            await self.archive.create(stored)
+        stored = await self._keep(stored)
         return stored, Past((*past.messages, *call.input), stored=call.store)
 
     async def settle(self, turn: Turn) -> None:
@@ -213,7 +229,7 @@ class Turns:
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        stored = await self.as_it_stands(stored)
+        stored = await self.as_it_stands(await self.archive.with_messages(stored))
         if stored.answer is None:
             raise ApiError(
                 409,

@@ -15,7 +15,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import CancelDone, JobAnswer
 from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RecordState, Request, RequestRecord
-from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS, RESUME_WINDOW_S
+from diptych_contracts.streams import PROMPTS, REQUEST_RECORDS, REQUESTS, RESUME_WINDOW_S
 from diptych_policy.lifecycle import (
     Acknowledge,
     AdoptionLost,
@@ -194,7 +194,7 @@ class Performer:
             case PublishEnd(gateway, end):
                 await self._journal(gateway, end)
             case EraseRequest():
-                await _until_back(lambda: self._bus.erase(REQUESTS.name, effect.request_seq))
+                await self._erase(effect)
             case Announce(first=True):
                 await self._announce(effect.event, effect.msg_id)
             case Announce():
@@ -302,6 +302,11 @@ class Performer:
         self._owner.tell(CancelUnheard(effect.worker, effect.cancel))
 
     # Streams
+
+    async def _erase(self, effect: EraseRequest) -> None:
+        await _until_back(lambda: self._bus.erase(REQUESTS.name, effect.request_seq))
+        if effect.prompt:
+            await _until_back(lambda: self._bus.delete_object(PROMPTS, effect.prompt))
 
     async def _journal(self, gateway: Incarnation, entry: JournalEntry) -> None:
         await _until_back(lambda: self._bus.record(gateway, entry, timeout_s=_CALL_S))

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from diptych_bus.port import Delivery, Gone, Kept
+from diptych_chassis.repeating import every
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
@@ -29,6 +30,7 @@ from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.settings import SchedulerSettings
+from diptych_scheduler.sweeping import PromptSweep
 from diptych_telemetry import logger
 
 log = logger("scheduler")
@@ -69,7 +71,12 @@ class Scheduler:
                 pulling = await self._bus.pull(
                     SCHEDULERS, intake.take, paused=lambda: self._ledger.full
                 )
-                working = [tasks.create_task(intake.run()), tasks.create_task(self._tick())]
+                sweep = PromptSweep(self._bus)
+                working = [
+                    tasks.create_task(intake.run()),
+                    tasks.create_task(self._tick()),
+                    tasks.create_task(every(self._settings.sweep_s, sweep.look)),
+                ]
                 self._member.ready(True)
                 await self._member.stopping.wait()
                 self._member.ready(False, "stopping")

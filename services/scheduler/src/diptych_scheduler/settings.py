@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from diptych_chassis.settings import ServiceSettings
 from diptych_policy.attendance import RESUME_GRACE_S
+from diptych_policy.orphans import LOOK_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,5 +18,7 @@ class SchedulerSettings(ServiceSettings):
     tick_s: float = 0.1
     job_answer_s: float = 2.0
     """How long a live worker may take to answer a job."""
+    sweep_s: float = LOOK_S
+    """How often is looked for long prompts that nobody needs; longer than one takes to store."""
     resume_grace_s: float = RESUME_GRACE_S
     """How long a request with resume intent outlives its gateway while nobody reads it."""

@@ -8,11 +8,11 @@ from diptych_bus.jetstream.answers import NOT_FOUND, ApiError, api, stored
 from diptych_bus.jetstream.appending import Appender
 from diptych_bus.jetstream.buckets import JetStreamBucket
 from diptych_bus.jetstream.connection import Connection
-from diptych_bus.jetstream.declaring import declare
+from diptych_bus.jetstream.declaring import backlog, declare
 from diptych_bus.jetstream.journal import JetStreamJournal
 from diptych_bus.jetstream.messaging import JetStreamMessaging, delivery_of
 from diptych_bus.jetstream.pulling import Puller
-from diptych_bus.port import Bucket, Delivery, M, Pulled, Stored, Subscription
+from diptych_bus.port import Backlog, Bucket, Delivery, M, Pulled, Stored, Subscription
 from diptych_bus.tracing import with_context
 from diptych_contracts.streams import (
     BUCKETS,
@@ -98,6 +98,10 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         """Share `consumer`'s messages with the other replicas."""
         return await Puller(self._connection, consumer, handler=handler, paused=paused).start()
 
+    async def backlog(self, consumer: ConsumerSpec) -> Backlog:
+        """How far `consumer` has come."""
+        return await backlog(self._connection, consumer, timeout_s=CALL_S)
+
     def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:
         """The bucket `spec`, holding values of type `kind`."""
         return JetStreamBucket(self._connection, spec, kind)
@@ -109,6 +113,14 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
     async def get_object(self, bucket: str, name: str) -> bytes | None:
         """The newest value under `name`."""
         return await objects.get_object(self._connection, bucket, name)
+
+    async def delete_object(self, bucket: str, name: str) -> None:
+        """Remove what is under `name`; nothing happens if it is gone."""
+        await objects.delete_object(self._connection, bucket, name)
+
+    async def object_names(self, bucket: str) -> list[str]:
+        """The names of all values, the oldest first."""
+        return await objects.object_names(self._connection, bucket)
 
     async def close(self) -> None:
         """Flush what is pending (2 s at most) and leave."""

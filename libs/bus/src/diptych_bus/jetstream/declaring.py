@@ -9,12 +9,13 @@ from typing import Any
 
 from diptych_bus.jetstream.answers import NAME_IN_USE, ApiError, api
 from diptych_bus.jetstream.connection import Connection
-from diptych_contracts.streams import BucketSpec, ConsumerSpec, StreamSpec
+from diptych_bus.port import Backlog
+from diptych_contracts.errors import Transient
+from diptych_contracts.streams import BucketSpec, ConsumerSpec, ObjectBucketSpec, StreamSpec
 
 NS = 1_000_000_000
 DECLARE_S = 5.0
 BUCKET_DEDUPE_S = 60.0
-OBJECTS_MAX_BYTES = 1024**3
 
 
 def bucket_stream(bucket: str) -> str:
@@ -63,13 +64,14 @@ def bucket_config(spec: BucketSpec) -> dict[str, Any]:
     }
 
 
-def object_config(bucket: str) -> dict[str, Any]:
+def object_config(spec: ObjectBucketSpec) -> dict[str, Any]:
     """An object bucket that `nats object` understands."""
     return {
-        "name": object_stream(bucket),
-        "subjects": [f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+        "name": object_stream(spec.name),
+        "subjects": [f"$O.{spec.name}.C.>", f"$O.{spec.name}.M.>"],
         "storage": "file",
-        "max_bytes": OBJECTS_MAX_BYTES,
+        "max_bytes": spec.max_bytes,
+        "max_age": int(spec.max_age_s * NS),
         "discard": "new",
         "allow_direct": True,
         "allow_rollup_hdrs": True,
@@ -80,7 +82,7 @@ async def declare(
     connection: Connection,
     streams: Iterable[StreamSpec],
     buckets: Iterable[BucketSpec],
-    object_buckets: Iterable[str],
+    object_buckets: Iterable[ObjectBucketSpec],
 ) -> None:
     """Create what is missing.
 
@@ -90,7 +92,7 @@ async def declare(
     """
     configs = [stream_config(spec) for spec in streams]
     configs += [bucket_config(spec) for spec in buckets]
-    configs += [object_config(name) for name in object_buckets]
+    configs += [object_config(spec) for spec in object_buckets]
     for config in configs:
         name = config["name"]
         try:
@@ -98,6 +100,20 @@ async def declare(
         except ApiError as err:
             if err.err_code != NAME_IN_USE:
                 raise err.judged(f"cannot create stream {name}") from err
+
+
+async def backlog(connection: Connection, spec: ConsumerSpec, *, timeout_s: float) -> Backlog:
+    """How far the consumer `spec` has come; see the port."""
+    where = f"{spec.stream}.{spec.name}"
+    try:
+        stream = await api(connection, f"STREAM.INFO.{spec.stream}", {}, timeout_s=timeout_s)
+        consumer = await api(connection, f"CONSUMER.INFO.{where}", {}, timeout_s=timeout_s)
+    except ApiError as err:
+        raise Transient(f"consumer {where}: {err.description}") from err
+    newest_seq = int(stream["state"]["last_seq"])
+    if consumer["num_pending"] == 0 and consumer["num_ack_pending"] == 0:
+        return Backlog(newest_seq, max(newest_seq, int(consumer["delivered"]["stream_seq"])))
+    return Backlog(newest_seq, int(consumer["ack_floor"]["stream_seq"]))
 
 
 async def declare_consumer(connection: Connection, spec: ConsumerSpec, *, timeout_s: float) -> None:

@@ -12,7 +12,7 @@ from diptych_bus.memory.bucket import MemoryBucket
 from diptych_bus.memory.consumer import Member
 from diptych_bus.memory.journal import MemoryJournal
 from diptych_bus.memory.stopping import Stopping
-from diptych_bus.port import Bucket, Delivery, M, Pulled, Stored, Subscription
+from diptych_bus.port import Backlog, Bucket, Delivery, M, Pulled, Stored, Subscription
 from diptych_bus.sizes import check_size
 from diptych_bus.tracing import context_of, with_context
 from diptych_contracts.errors import BusAway
@@ -115,6 +115,11 @@ class MemoryBus(MemoryJournal):
         self.own(subscription)
         return subscription
 
+    async def backlog(self, consumer: ConsumerSpec) -> Backlog:
+        """How far `consumer` has come."""
+        await self.round_trip()
+        return self._broker.consumer(consumer).backlog()
+
     def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:
         """The bucket `spec`, holding values of type `kind`."""
         return MemoryBucket(self._broker.bucket(spec), kind, self)
@@ -122,12 +127,23 @@ class MemoryBus(MemoryJournal):
     async def put_object(self, bucket: str, name: str, data: bytes) -> None:
         """Store a large value under `name`."""
         await self.round_trip()
+        self._broker.objects.pop((bucket, name), None)
         self._broker.objects[bucket, name] = bytes(data)
 
     async def get_object(self, bucket: str, name: str) -> bytes | None:
         """The newest value under `name`."""
         await self.round_trip()
         return self._broker.objects.get((bucket, name))
+
+    async def delete_object(self, bucket: str, name: str) -> None:
+        """Remove what is under `name`; nothing happens if it is gone."""
+        await self.round_trip()
+        self._broker.objects.pop((bucket, name), None)
+
+    async def object_names(self, bucket: str) -> list[str]:
+        """The names of all values, the oldest first."""
+        await self.round_trip()
+        return [name for held, name in self._broker.objects if held == bucket]
 
     async def close(self) -> None:
         """Flush what is pending (2 s at most) and leave."""

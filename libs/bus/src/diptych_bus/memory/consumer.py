@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from diptych_bus.lifetime import Lifetime
 from diptych_bus.memory.stream import MemoryStream, StoredMessage
 from diptych_bus.memory.timers import Timer, Timers
-from diptych_bus.port import Delivery, Pulled
+from diptych_bus.port import Backlog, Delivery, Pulled
 from diptych_bus.tracing import context_of
 from diptych_contracts.streams import ConsumerSpec
 
@@ -77,6 +77,13 @@ class MemoryConsumer:
         if seq in self._again:
             self._again.remove(seq)
         self.pump()
+
+    def backlog(self) -> Backlog:
+        """How far it has come."""
+        unseen = self._stream.next_after(self._last_seq)
+        waiting = [*self._deliveries, *([unseen.seq] if unseen else [])]
+        newest_seq = self._stream.last_seq
+        return Backlog(newest_seq, min(waiting, default=newest_seq + 1) - 1)
 
     def again(self, seq: int, delay_s: float) -> None:
         """Deliver `seq` again after `delay_s`, unless it was acknowledged or tried too often."""
