@@ -3,17 +3,27 @@
 `docs/testing.md` names the row of each.
 """
 
+import asyncio
 from random import Random
 
 import pytest
 
 from diptych_bus.memory import Faults
+from diptych_contracts import subjects
 from diptych_contracts.fleet import Role
-from diptych_contracts.jobs import Cancel, DecodeJob, JobAccepted, PrefillJob
+from diptych_contracts.jobs import (
+    Cancel,
+    CancelDone,
+    DecodeJob,
+    GenerateJob,
+    JobAccepted,
+    PrefillJob,
+)
 from diptych_contracts.journal import End, Fence, Started, TokenEntry, TokenFrame
+from diptych_contracts.sampling import Stopping
 from diptych_contracts.transfers import Reserve
 from diptych_testkit.aftermath import journal_of
-from diptych_testkit.builders import REQUEST
+from diptych_testkit.builders import REQUEST, a_generation
 from diptych_testkit.cut_fleet import LONG, CutFleet, cut_fleet
 from diptych_testkit.interruptions import Call
 
@@ -260,3 +270,26 @@ async def test_a_job_that_comes_twice_runs_once() -> None:
             assert cut.call.message.duplicate
         indexes = [entry.index for entry in tokens_of(case, 1)]
         assert indexes == [0, *range(100)]  # the one that was handed over is said by both
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_cancel_that_comes_with_its_job_frees_the_seat(role: Role) -> None:
+    """The job's task had not begun: cancelled then, it never ran its own clean-up."""
+    async with cut_fleet() as case:
+        await case.start()
+        worker = case.fleet.incarnation("p1" if role is Role.PREFILL else "d1")
+        generation = a_generation(REQUEST, stopping=Stopping(max_tokens=LONG))
+        job = (
+            PrefillJob(
+                generation=generation, decode_worker=case.fleet.incarnation("d1"), link="shm"
+            )
+            if role is Role.PREFILL
+            else GenerateJob(generation=generation)
+        )
+        cancel = Cancel(request_id=REQUEST, attempt=1)
+        bus = case.fleet.bus
+        await asyncio.gather(
+            bus.request(subjects.job(worker), job, JobAccepted, timeout_s=2),
+            bus.request(subjects.cancel(worker), cancel, CancelDone, timeout_s=2),
+        )
+        await case.fleet.settled(timeout_s=2.0)

@@ -185,6 +185,7 @@ class Worker:
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
+        attempt.task.add_done_callback(lambda _: self._left(attempt))
 
     async def _run(self, attempt: Attempt, job: Job, blocks: list[KvBlock]) -> None:
         """One attempt from its acceptance to the moment nothing of it is held here."""
@@ -196,12 +197,14 @@ class Worker:
                 await self._decode(attempt, job, blocks)
         except DiptychError as err:
             self._news.fail(attempt, err)
-        finally:
-            self._news.attempts.pop(attempt.key, None)
-            del self._attempts[attempt.key]
-            if isinstance(job, DecodeJob):
-                self._take_over.imported(job.transfer_id)
-            self._admission.leave(*attempt.key)
+
+    def _left(self, attempt: Attempt) -> None:
+        """Its task is over, whether or not it ever began: cancelled early it runs no `finally`."""
+        self._news.attempts.pop(attempt.key, None)
+        del self._attempts[attempt.key]
+        if isinstance(attempt.job, DecodeJob):
+            self._take_over.imported(attempt.job.transfer_id)
+        self._admission.leave(*attempt.key)
 
     async def _decode(
         self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
