@@ -693,6 +693,11 @@ def test_an_end_is_repeated_behind_its_fence(running: Case) -> None:
     assert [type(effect) for effect in effects] == [PublishFence, PublishEnd]
 
 
+def test_an_own_write_that_the_watch_shows_late_changes_nothing(running: Case) -> None:
+    assert running.tell(RecordSeen(an_orphan(owner=ME), 4)) == []
+    assert running.ledger.current(REQUEST, 1)
+
+
 def test_a_mark_on_anothers_record_is_anothers_business(running: Case) -> None:
     marked = an_orphan(state=RecordState.CANCELLING, attempt=3)
     assert running.tell(RecordSeen(marked, 9)) == []
