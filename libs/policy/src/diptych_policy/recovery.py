@@ -19,6 +19,8 @@ Rules:
   failed is buried before its record is closed, and erased after.
 - Deadlines use `now_s`, the judge's clock, which stands still while the bus is away; the total
   deadline uses the bus's wall time, since schedulers' own clocks differ.
+- A record is closed last: its terminal event is stored and its request erased before. Whoever
+  adopts one that is still open does that again, with the same ids.
 """
 
 from collections import deque
@@ -34,11 +36,14 @@ from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_policy.adoption import ForeignRecords
 from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
 from diptych_policy.fleet import Fleet
-from diptych_policy.journal import Change, JournalPart
+from diptych_policy.journal import Change, JournalPart, RequestView
 from diptych_policy.lifecycle import (
+    Acknowledge,
+    AdoptionLost,
     AdoptRecord,
     Announce,
     AnswersAttended,
+    CancelUnheard,
     CreateRecord,
     Effect,
     Event,
@@ -84,22 +89,17 @@ class Ledger(LiveRequests):
         match event:
             case RequestArrived() | RequestUnreadable():
                 effects = self._pulled(event)
-            case RecordCreated(request_id):
-                effects = self._created(request_id)
-            case RecordSeen(record):
-                effects = self._seen(record)
-            case RecordGone(request_id):
-                effects = self._gone(request_id)
-            case RecordAdopted():
-                effects = self._adopted(event)
+            case RecordCreated() | RecordSeen() | RecordGone() | RecordAdopted() | AdoptionLost():
+                effects = self._heard_of_record(event)
             case Journalled():
                 effects = self._journalled(event)
             case JobAnswered():
                 effects = self._answered(event)
-            case MemberWasLost() | MemberWasFound() | AnswersAttended():
+            case MemberWasLost() | MemberWasFound() | AnswersAttended() | CancelUnheard():
                 effects = self._heard_of_members(event)
             case Ticked():
                 self._may_place = True
+                self._unheard.keep_registered(self._fleet)
                 effects = [e for live in list(self._live.values()) for e in self._due(live)]
         return effects + self._place()
 
@@ -107,8 +107,10 @@ class Ledger(LiveRequests):
         if isinstance(event, RequestUnreadable):
             return self._unreadable(event)
         request = event.request
-        if request.request_id in self._live:
-            return []
+        known = self._live.get(request.request_id)
+        if known is not None:  # delivered again: the acknowledgement was late, or lost
+            creating = known.stage is Stage.CREATING
+            return [] if creating else [Acknowledge(request.request_id)]
         record = RequestRecord(
             request_id=request.request_id,
             owner=self._me,
@@ -143,6 +145,23 @@ class Ledger(LiveRequests):
         )
         return [CreateRecord(record), *self._bury(record, end)]
 
+    def _heard_of_record(
+        self,
+        event: RecordCreated | RecordSeen | RecordGone | RecordAdopted | AdoptionLost,
+    ) -> list[Effect]:
+        match event:
+            case RecordCreated(request_id):
+                return self._created(request_id)
+            case RecordSeen(record, revision):
+                return self._seen(record, revision)
+            case RecordGone(request_id):
+                return self._gone(request_id)
+            case RecordAdopted():
+                return self._adopted(event)
+            case AdoptionLost(record, revision):  # it counts as any other's again
+                self._forget_foreign(record.request_id)
+                return self._seen(record, revision)
+
     def _created(self, request_id: RequestId) -> list[Effect]:
         live = self._live.get(request_id)
         if live is None or live.stage is not Stage.CREATING:
@@ -153,36 +172,51 @@ class Ledger(LiveRequests):
         event = RequestQueued(request_id=request_id, scheduler=self._me)
         return [Announce(request_id, event, f"{request_id}.queued")]
 
-    def _seen(self, record: RequestRecord) -> list[Effect]:
+    def _seen(self, record: RequestRecord, revision: int) -> list[Effect]:
         live = self._live.get(record.request_id)
         if live is None:
-            self._note_foreign(record)
-            return []
+            return self._seen_apart(record, revision)
         if record.state is RecordState.CLOSED:
             return self._forget(live)
-        if live.stage is Stage.ENDING:
-            return []
-        mine = record.owner == self._me
-        if record.state is RecordState.CANCELLING and (mine or record.request_seq == 0):
-            if mine:  # else a gateway wrote it that did not know whether it was accepted
-                seq = live.record.request_seq
-                live.record = msgspec.structs.replace(record, request_seq=seq)
-            return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
-        if not mine:
+        unowned = record.request_seq == 0
+        if record.owner != self._me and not unowned:
             forgotten = self._forget(live)
-            self._note_foreign(record)
+            self._note_foreign(record, revision)
             return forgotten
-        if record.state is RecordState.ENDING:
-            live.record = record
-            live.end = record.end
-            self._release(live)
-            live.to(Stage.ENDING, now_s=self._now_s)
-            return self._cancel_work(live)
+        if live.stage is not Stage.ENDING:
+            return self._marked(live, record)
         return []
 
-    def _note_foreign(self, record: RequestRecord) -> None:
+    def _marked(self, live: LiveRequest, record: RequestRecord) -> list[Effect]:
+        """A gateway's mark is merged into what is known here, which may be an attempt further."""
+        match record.state:
+            case RecordState.CANCELLING:
+                reason = record.cancel_reason or "cancelled"
+                live.record = msgspec.structs.replace(live.record, cancel_reason=reason)
+                return self._end(live, EndReason.CANCELLED, reason)
+            case RecordState.ENDING if record.end is not None:
+                end = record.end
+                if record.attempt != live.record.attempt:  # what it wrote into the journal is void
+                    return self._end(live, end.reason, end.detail)
+                cancels = self._cancel_work(live)
+                self._release(live)
+                live.record, live.end = record, end
+                live.to(Stage.ENDING, now_s=self._now_s)
+                return cancels
+        return []
+
+    def _seen_apart(self, record: RequestRecord, revision: int) -> list[Effect]:
+        """The record of a request that is not live here."""
+        mine = record.owner == self._me and record.state is not RecordState.CLOSED
+        if mine and not self._foreign.adopting(record.request_id):
+            # a gateway marked it while it was being closed: look into the journal and close it
+            return [AdoptRecord(record, revision)]
+        self._note_foreign(record, revision)
+        return []
+
+    def _note_foreign(self, record: RequestRecord, revision: int) -> None:
         """Another scheduler's request: where it runs apart, none of ours does."""
-        self._foreign.note(record)
+        self._foreign.note(record, revision)
         routed = record.assignment if record.state is RecordState.ROUTED else None
         workers = routed.workers if routed is not None and routed.apart else ()
         self._fleet.keep_for(record.request_id, workers)
@@ -204,19 +238,17 @@ class Ledger(LiveRequests):
         return self._forget(live) if live is not None else []
 
     def _heard_of_members(
-        self, event: MemberWasLost | MemberWasFound | AnswersAttended
+        self, event: MemberWasLost | MemberWasFound | AnswersAttended | CancelUnheard
     ) -> list[Effect]:
         match event:
             case MemberWasLost(member):
                 return self._lost(member)
-            case MemberWasFound(member):  # a gateway that was only frozen knows its readers
-                self._may_place = True
-                for live in self._live.values():
-                    if live.request.gateway == member:
-                        live.attendance.read()
+            case MemberWasFound(member):
+                return self._found(member)
+            case CancelUnheard(worker, cancel):
+                self._unheard.note(worker, cancel)
             case AnswersAttended(request_ids):
-                for request_id in self._live.keys() & set(request_ids):
-                    self._live[request_id].attendance.read_elsewhere(now_s=self._now_s)
+                self._attended(request_ids)
         return []
 
     def _lost(self, member: Incarnation) -> list[Effect]:
@@ -227,13 +259,20 @@ class Ledger(LiveRequests):
                 effects += self._due(live)
             elif live.stage is Stage.ROUTED and live.needs(member):
                 effects += self._lose(live, f"{member} is gone", member)
-        return effects + [AdoptRecord(record) for record in self._foreign.take_from(member)]
+        return effects + self._foreign.take_from(member)
 
     def _adopted(self, event: RecordAdopted) -> list[Effect]:
         record, request = event.record, event.request
         self._forget_foreign(record.request_id)
         if record.request_id in self._live:
             return []
+        view = RequestView(record.request_id)
+        for part in event.parts:
+            view.apply(part)
+        if view.end is not None:
+            tokens = len(view.token_ids)
+            record = msgspec.structs.replace(record, journal_end_seq=event.until_seq)
+            return self._closed(record, view.end, request=request, tokens=tokens)
         if request is None:
             end = record.end or End(
                 request_id=record.request_id,
@@ -246,15 +285,17 @@ class Ledger(LiveRequests):
         live = self._enter(request, record, Stage.CREATING)
         for part in event.parts:
             self._fold(live, part)
-        if live.view.end is not None:
-            return self._close(live, live.view.end, event.until_seq)
         tokens = len(live.view.token_ids)
-        if tokens > record.adopted_tokens:
-            live.record = msgspec.structs.replace(record, adoptions=0, adopted_tokens=tokens)
-            return [SaveRecord(live.record), *self._continue(live)]
-        if record.adoptions > self._limits.max_adoptions:
+        progressed = tokens > record.adopted_tokens
+        if record.adoptions > self._limits.max_adoptions and not progressed:
             detail = f"its last {record.adoptions} schedulers died without getting any further"
             return self._end(live, EndReason.FAILED, detail, Cause.LOST_SCHEDULERS)
+        if not event.whole and record.state in (RecordState.QUEUED, RecordState.ROUTED):
+            detail = "the journal holds only a part of its answer"
+            return self._end(live, EndReason.FAILED, detail, Cause.INCOMPLETE)
+        if progressed:
+            live.record = msgspec.structs.replace(record, adoptions=0, adopted_tokens=tokens)
+            return [SaveRecord(live.record), *self._continue(live)]
         return self._continue(live)
 
     def _bury(self, record: RequestRecord, end: End) -> list[Effect]:
@@ -274,8 +315,7 @@ class Ledger(LiveRequests):
             live.to(Stage.FENCING, now_s=self._now_s)
             return [PublishFence(record.gateway, live.fence())]
         if record.state is RecordState.QUEUED or record.assignment is None:
-            self._queue(live)
-            return []
+            return self._refill(live)
         assignment = record.assignment
         gone = [w for w in assignment.workers if live.needs(w) and not self._fleet.alive(w)]
         if gone:
@@ -295,6 +335,8 @@ class Ledger(LiveRequests):
         change = self._fold(live, event.part)
         if change.new_ids and len(change.new_ids) == len(live.view.token_ids):
             self._drains[live.request.priority_class].served(now_s=self._now_s)
+        if live.view.attempt > live.record.attempt:  # the fence of another owner, of which the
+            return self._forget(live)  # bucket has yet to tell: this one slept
         if change.end is not None:
             return self._close(live, change.end, event.seq)
         if isinstance(event.part, AttemptFailed):
@@ -387,6 +429,6 @@ class Ledger(LiveRequests):
             case EndUnheard():
                 live.since_s = self._now_s
                 end = live.end or live.end_as(EndReason.FAILED, "no end was published")
-                return [PublishEnd(live.record.gateway, end)]
+                return self._tell_end(live, end)
             case None:
                 return []

@@ -129,30 +129,41 @@ class Resumption:
         record = await self._record(stored)
         if record is not None and record.state is not RecordState.CLOSED:
             return None
+        start = start_of(stored, record)
         view = RequestView(stored.request_id)
-        async for _, part in self._history(stored, _end_seq(record)):
+        async for _, part in self._history(stored, start, _end_seq(record)):
             view.apply(part)
-        if view.end is not None:
-            return view.token_ids, view.end
-        if record is not None:
-            raise gone(stored)
-        return None
+        await self._check_whole(stored, record, start, ended=view.end is not None)
+        return (view.token_ids, view.end) if view.end is not None else None
 
     async def _catch_up(self, stream: AnswerStream, stored: Resumable) -> None:
         record = await self._record(stored)
-        closed = record is not None and record.state is RecordState.CLOSED
-        seq = stored.journal_seq
-        async for seq, part in self._history(stored, _end_seq(record)):  # noqa: B007 - the last
+        seq = start = start_of(stored, record)
+        async for seq, part in self._history(stored, start, _end_seq(record)):  # noqa: B007 - the last
             stream.feed(part, now_s=self._now_s())
-        if (closed and stream.end is None) or stream.has_gap:  # its beginning has aged
+        await self._check_whole(stored, record, start, ended=stream.end is not None)
+        if stream.has_gap:
             raise gone(stored)
         stream.caught_up(seq, now_s=self._now_s())
 
+    async def _check_whole(
+        self, stored: Resumable, record: RequestRecord | None, start: int, *, ended: bool
+    ) -> None:
+        """Raise 410 if what was read from `start` on cannot be all of it.
+
+        Only a record knows exactly where its request began. Without one (not yet created, or
+        expired) the gateway's own, earlier mark must do: then an end proves that all was there.
+        """
+        whole = (await self._bus.span()).covers(start)
+        closed = record is not None and record.state is RecordState.CLOSED
+        if (not whole and (record is not None or not ended)) or (closed and not ended):
+            raise gone(stored)
+
     async def _history(
-        self, stored: Resumable, until_seq: int | None
+        self, stored: Resumable, start: int, until_seq: int | None
     ) -> AsyncIterator[tuple[int, JournalPart]]:
         """What the journal says of an answer so far, with its sequences."""
-        entries = self._bus.read(stored.gateway, after_seq=stored.journal_seq, until_seq=until_seq)
+        entries = self._bus.read(stored.gateway, after_seq=start, until_seq=until_seq)
         count = 0
         async for item in entries:
             for part in parts(item.entry):
@@ -220,6 +231,11 @@ class Resumption:
 def _end_seq(record: RequestRecord | None) -> int | None:
     """Where the journal holds the end, if that is known."""
     return (record.journal_end_seq or None) if record is not None else None
+
+
+def start_of(stored: Resumable, record: RequestRecord | None) -> int:
+    """The sequence after which the journal tells of an answer."""
+    return max(stored.journal_seq, record.journal_seq if record is not None else 0)
 
 
 def gone(stored: Resumable) -> ApiError:

@@ -37,8 +37,8 @@ class Journals:
             for gateway in [g for g in self._followed if g not in busy and not alive(g)]:
                 await self._followed.pop(gateway).close()
 
-    async def history(self, record: RequestRecord) -> tuple[tuple[JournalPart, ...], int]:
-        """All parts of a request so far, and how far that is.
+    async def history(self, record: RequestRecord) -> tuple[tuple[JournalPart, ...], int, bool]:
+        """All parts of a request so far, how far that is, and whether none has left the journal.
 
         Those that arrive meanwhile are held back for it.
         """
@@ -50,9 +50,10 @@ class Journals:
         async for item in self._bus.read(record.gateway, after_seq=record.journal_seq):
             last_seq = item.seq
             read += [part for part in parts(item.entry) if part.request_id == request_id]
+        whole = (await self._bus.span()).covers(record.journal_seq)
         read += [part for seq, part in held_back if seq > last_seq]
         del self._held_back[request_id]
-        return tuple(read), max([last_seq, *(seq for seq, _ in held_back)])
+        return tuple(read), max([last_seq, *(seq for seq, _ in held_back)]), whole
 
     def _hear(self, item: JournalItem) -> None:
         for part in parts(item.entry):

@@ -135,6 +135,11 @@ class Scheduler:
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record, final=_closed)
 
+    @property
+    def me(self) -> Incarnation:
+        """This replica."""
+        return self._member.incarnation
+
     # What arrives
 
     def tell(self, event: Event) -> None:
@@ -182,10 +187,10 @@ class Scheduler:
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Gone):
-            self._performer.gone(RequestId(change.key))
+            self._performer.forget(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
         elif self._performer.is_news(change):
-            self.tell(RecordSeen(change.value))
+            self.tell(RecordSeen(change.value, change.revision))
 
     # Time
 
