@@ -27,6 +27,7 @@ from diptych_policy.lifecycle import (
 from diptych_policy.recovery import Ledger
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
+from diptych_scheduler.settings import SchedulerSettings
 from diptych_testkit.builders import GATEWAY, MODEL, REQUEST, a_request, an_end
 
 ME = Incarnation("s1-1")
@@ -47,7 +48,7 @@ class Desk:
         self.bus = bus
         self.told: list[Event] = []
         journals = Journals(bus, Ledger(ME, Fleet()), self.tell)
-        self.performer = Performer(self, bus, journals, tasks, job_answer_s=1.0)
+        self.performer = Performer(self, bus, journals, tasks, SchedulerSettings())
 
     def tell(self, event: Event) -> None:
         self.told.append(event)
