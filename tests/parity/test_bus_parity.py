@@ -850,6 +850,27 @@ async def test_watch_reports_expired_keys(connect: Connect) -> None:
     assert await written.get("changed") is None
 
 
+async def test_watch_forgets_what_is_final(connect: Connect) -> None:
+    here, there = await connect(), await connect()
+    written = there.bucket(LEASES, Beat)
+    await written.put("over", lease(9), ttl_s=1.0)
+    await written.put("live", lease(1), ttl_s=1.0)
+    seen: list[tuple[str, int | None]] = []
+
+    def note(change: Kept[Beat] | Gone) -> None:
+        seen.append((change.key, change.value.count if isinstance(change, Kept) else None))
+
+    await here.bucket(LEASES, Beat).watch(note, final=lambda beat: beat.count == 9)
+    assert sorted(seen) == [("live", 1), ("over", 9)]
+    await written.put("ends", lease(1))
+    await written.put("ends", lease(9), ttl_s=1.0)
+    await eventually(lambda: ("live", None) in seen, timeout_s=6.0)
+    await settle()
+    assert seen[2:] == [("ends", 1), ("ends", 9), ("live", None)]
+    await written.put("ends", lease(1))
+    await eventually(lambda: seen[-1] == ("ends", 1))
+
+
 # Objects.
 
 

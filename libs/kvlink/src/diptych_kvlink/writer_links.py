@@ -55,8 +55,10 @@ class WriterLinks:
         """
         return self._opened(endpoint).link
 
-    async def transfer(self, ticket: Ticket, *, sent_s: float) -> OutgoingTransfer:
+    async def transfer(self, ticket: Ticket, *, sent_s: float, salt: int) -> OutgoingTransfer:
         """The transfer `ticket` allows, its link ready; `sent_s` is when its `Reserve` was sent.
+
+        `salt` is `context_salt` of the context whose KV is written.
 
         Raises:
             Incompatible, LinkBroken: the link does not work; another one may.
@@ -65,7 +67,12 @@ class WriterLinks:
         if not opened.link.is_ready:
             await asyncio.wrap_future(opened.thread.submit(opened.link.connect))
         return OutgoingTransfer(
-            ticket, opened.link, thread=opened.thread, sent_s=sent_s, clock=self._clock
+            ticket,
+            opened.link,
+            thread=opened.thread,
+            sent_s=sent_s,
+            salt=salt,
+            clock=self._clock,
         )
 
     def leave(self, endpoint: LinkEndpoint) -> None:

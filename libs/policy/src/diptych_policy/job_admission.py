@@ -95,6 +95,11 @@ class JobAdmission:
             return NotAdmitted(RefusalReason.NO_ROOM, detail)
         return None
 
+    def obstacle(self, tokens: int, *, may_wait: bool) -> str:
+        """Why a job of `tokens` cells would be refused now; empty if it would not."""
+        refusal = self._no_seat(tokens, may_wait=may_wait)
+        return "" if refusal is None else refusal.detail or refusal.reason
+
     def past(self, request_id: RequestId, attempt: int) -> bool:
         """Whether this attempt was run here to its end."""
         return (request_id, attempt) in self._past

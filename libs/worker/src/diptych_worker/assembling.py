@@ -175,12 +175,15 @@ async def run_worker(
             transfer_s=settings.transfer_s,
             now_s=member.now_s,
         ),
-        take_over=TakeOver(incoming, admission, spec.fingerprint, now_s=member.now_s),
+        take_over=TakeOver(
+            incoming, admission, spec.fingerprint, metrics=metrics, now_s=member.now_s
+        ),
         prompts=prompts,
         blocks=blocks,
         register=Register(member.bus, registration, card),
         device=device,
         metrics=metrics,
+        role=role,
     )
     worker = Worker(member, parts, drain_s=settings.drain_s)
     engine.start(news.heard, paused=news.unheard)

@@ -125,14 +125,14 @@ class Connection:
         self._links[link] = None
         return lambda: self._links.pop(link, None)
 
-    async def listen(self, subject: str, handler: Callable[[Msg], None]) -> Listening:
+    async def listen(
+        self, subject: str, handler: Callable[[Msg], None], *, backlog: int = BACKLOG_MESSAGES
+    ) -> Listening:
         """Subscribe for what this client asks for itself; see also `listen_for_others`."""
         listening = Listening(handler, self.lifetime, subject)
         try:
             listening.subscription = await heeding(
-                self.client.subscribe(
-                    subject, cb=listening.on_message, pending_msgs_limit=BACKLOG_MESSAGES
-                )
+                self.client.subscribe(subject, cb=listening.on_message, pending_msgs_limit=backlog)
             )
         except nats.errors.Error as err:
             raise BusAway(f"cannot subscribe to {subject}: {err}") from err

@@ -10,7 +10,7 @@ from diptych_bus.lifetime import Lifetime
 from diptych_bus.memory.line import Line
 from diptych_bus.memory.stopping import Owned
 from diptych_bus.memory.timers import Timer, Timers
-from diptych_bus.port import Gone, Kept, Subscription
+from diptych_bus.port import Gone, Kept, Subscription, never
 from diptych_bus.sizes import check_size
 from diptych_contracts.errors import BusAway, Conflict, StoreFull
 from diptych_contracts.streams import BucketSpec
@@ -119,11 +119,14 @@ class BucketWatch(Generic[M]):
         self,
         store: BucketStore,
         kind: type[M],
-        handler: Callable[[Kept[M] | Gone], None],
         client: "Client",
+        *,
+        handler: Callable[[Kept[M] | Gone], None],
+        final: Callable[[M], bool],
     ) -> None:
         self._store = store
         self._kind = kind
+        self._final = final
         self._handler: Callable[[Kept[M] | Gone], None] | None = handler
         self._lifetime = client.lifetime
         self._line = client.line
@@ -159,18 +162,21 @@ class BucketWatch(Generic[M]):
 
     def _show(self, key: str, value: Value | None) -> None:
         if self._handler is not None and self._line.up:
-            self._known.pop(key, None)
-            if value is not None:
-                self._known[key] = None
             self._lifetime.call(lambda _: self._report(key, value), None, f"watch {key}")
 
     def _report(self, key: str, value: Value | None) -> None:
         if self._handler is None:
             return
         if value is None:
-            self._handler(Gone(key))
-        else:
-            self._handler(Kept(key, decode(value.data, self._kind), value.revision))
+            if key in self._known:
+                del self._known[key]
+                self._handler(Gone(key))
+            return
+        seen = decode(value.data, self._kind)
+        self._known.pop(key, None)
+        if not self._final(seen):
+            self._known[key] = None
+        self._handler(Kept(key, seen, value.revision))
 
 
 class Client(Protocol):
@@ -219,10 +225,12 @@ class MemoryBucket(Generic[M]):
         await self._client.round_trip()
         self._store.delete(key)
 
-    async def watch(self, handler: Callable[[Kept[M] | Gone], None]) -> Subscription:
+    async def watch(
+        self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never
+    ) -> Subscription:
         """Call `handler` for every present key (before this returns), then for each change."""
         await self._client.round_trip()
-        watch = BucketWatch(self._store, self._kind, handler, self._client)
+        watch = BucketWatch(self._store, self._kind, self._client, handler=handler, final=final)
         self._client.own(watch)
         return watch
 
