@@ -21,6 +21,7 @@ from diptych_policy.lifecycle import (
     Effect,
     EraseRequest,
     Event,
+    RecordAdopted,
     RecordSeen,
     SaveRecord,
 )
@@ -47,11 +48,15 @@ class Desk:
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
         self.bus = bus
         self.told: list[Event] = []
-        journals = Journals(bus, Ledger(ME, Fleet()), self.tell)
+        self.ledger = Ledger(ME, Fleet())
+        journals = Journals(bus, self.ledger, self.tell)
         self.performer = Performer(self, bus, journals, tasks, SchedulerSettings())
 
     def tell(self, event: Event) -> None:
         self.told.append(event)
+
+    me = ME
+    judged_s = 0.0
 
     def alive(self, _member: Incarnation) -> bool:
         return True
@@ -75,7 +80,7 @@ class Desk:
 
     def watched(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Kept) and self.performer.is_news(change):
-            self.tell(RecordSeen(change.value))
+            self.tell(RecordSeen(change.value, change.revision))
 
 
 @asynccontextmanager
@@ -92,9 +97,9 @@ async def a_desk() -> AsyncIterator[Desk]:
 def closing() -> tuple[Effect, ...]:
     ended = RequestEnded(request_id=REQUEST, end=END)
     return (
-        SaveRecord(record(RecordState.CLOSED)),
-        Announce(REQUEST, ended, f"{REQUEST}.end"),
+        Announce(REQUEST, ended, f"{REQUEST}.end", first=True),
         EraseRequest(REQUEST, 1),
+        SaveRecord(record(RecordState.CLOSED)),
     )
 
 
@@ -104,12 +109,19 @@ async def test_a_client_that_leaves_as_its_answer_ends_leaves_no_open_record() -
         await desk.perform(CreateRecord(record(RecordState.QUEUED)))
         kept = await desk.records.get(REQUEST)
         assert kept is not None
+        await desk.bus.record(GATEWAY, END, timeout_s=1)
         mark = msgspec.structs.replace(kept.value, state=RecordState.CANCELLING)
-        await desk.records.update(REQUEST, mark, kept.revision)  # by the gateway
+        revision = await desk.records.update(REQUEST, mark, kept.revision)  # by the gateway
         await desk.perform(*closing())
+        assert desk.told[-1] == RecordSeen(mark, revision)
+        for effect in desk.ledger.handle(desk.told[-1], now_s=0.0, unix_ms=0):
+            await desk.perform(effect)
+        adopted = desk.told[-1]
+        assert isinstance(adopted, RecordAdopted)
+        await desk.perform(*desk.ledger.handle(adopted, now_s=0.0, unix_ms=0))
         kept = await desk.records.get(REQUEST)
         assert kept is not None
-        assert kept.value == record(RecordState.CLOSED)
+        assert (kept.value.state, kept.value.end) == (RecordState.CLOSED, END)
         assert await desk.bus.stored(REQUESTS.name, 1) is None
         assert await desk.bus.stored(EVENTS.name, 1) is not None
 
@@ -118,9 +130,9 @@ async def test_work_that_was_given_up_meanwhile_is_not_saved() -> None:
     async with a_desk() as desk:
         await desk.perform(CreateRecord(record(RecordState.QUEUED)))
         mark = record(RecordState.CANCELLING)
-        await desk.records.put(REQUEST, mark)
+        revision = await desk.records.put(REQUEST, mark)
         await desk.perform(SaveRecord(record(RecordState.ROUTED)), EraseRequest(REQUEST, 1))
-        assert desk.told[-1] == RecordSeen(mark)
+        assert desk.told[-1] == RecordSeen(mark, revision)
         assert await desk.bus.stored(REQUESTS.name, 1) is not None, "its orders are dropped"
 
 
@@ -140,7 +152,7 @@ async def test_nothing_is_remembered_of_a_closed_request_whichever_word_comes_fi
 
 async def test_nothing_is_remembered_of_a_request_that_comes_again_after_its_end() -> None:
     async with a_desk() as desk:
-        await desk.records.put(REQUEST, record(RecordState.CLOSED))
+        revision = await desk.records.put(REQUEST, record(RecordState.CLOSED))
         await desk.perform(CreateRecord(record(RecordState.QUEUED)))
-        assert desk.told[-1] == RecordSeen(record(RecordState.CLOSED))
+        assert desk.told[-1] == RecordSeen(record(RecordState.CLOSED), revision)
         assert desk.remembered == 0

@@ -10,6 +10,7 @@ from random import Random
 
 import msgspec
 
+from diptych_contracts.dead import DeadRequest
 from diptych_contracts.fleet import Role
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import (
@@ -29,6 +30,7 @@ from diptych_policy.lifecycle import (
     AdoptionLost,
     AdoptRecord,
     Announce,
+    Bury,
     CancelUnheard,
     CancelWork,
     CreateRecord,
@@ -82,6 +84,7 @@ class World:
         self.requests: dict[RequestId, Request] = {}
         self.unacknowledged: set[RequestId] = set()
         self.events: dict[str, object] = {}
+        self.dead: dict[RequestId, DeadRequest] = {}
         self.job_of: dict[tuple[RequestId, int], Incarnation] = {}
         self.workers: dict[Incarnation, Worker] = {}
         self.schedulers: dict[Incarnation, Scheduler] = {}
@@ -236,6 +239,9 @@ class World:
                 assert told == event, f"{msg_id} was told in two ways"
             case Announce():
                 pass
+            case Bury(request_id, dead):
+                told_dead = self.dead.setdefault(request_id, dead)
+                assert told_dead.cause == dead.cause, f"{request_id} died of two causes"
             case Acknowledge(request_id):
                 self.unacknowledged.discard(request_id)
             case _:
