@@ -90,7 +90,7 @@ async def dropped(asking: "asyncio.Task[Any]") -> None:
 
 async def test_request_stored_but_its_acknowledgement_lost_is_stored_once() -> None:
     faults = Faults(Random(2), lost_ack_frac=0.6, affects=lambda s: s.startswith("request."))
-    async with served(faults) as case, small_gateway(case.fleet, "g1", accept_s=10.0) as g1:
+    async with served(faults) as case, small_gateway(case.fleet, "g1", accept_s=(10.0,)) as g1:
         again = case.broker.note("g1", stores_request)
         answers = [await g1.post(CHAT, chat()) for _ in range(6)]
         assert {answer.status_code for answer in answers} == {200}
@@ -102,7 +102,7 @@ async def test_request_stored_but_its_acknowledgement_lost_is_stored_once() -> N
 
 async def test_request_stored_but_its_gateway_gives_up() -> None:
     faults = Faults(Random(2), lost_ack_frac=1.0, affects=lambda s: s.startswith("request."))
-    async with served(faults) as case, small_gateway(case.fleet, "g1", accept_s=0.3) as g1:
+    async with served(faults) as case, small_gateway(case.fleet, "g1", accept_s=(0.3,)) as g1:
         asking = asyncio.create_task(g1.post(CHAT, chat(2000)))
         request = await the_request(case)
         answer = await asking
@@ -113,7 +113,7 @@ async def test_request_stored_but_its_gateway_gives_up() -> None:
 
 
 async def test_request_given_up_while_the_bus_is_away_and_stored_after_all() -> None:
-    async with served() as case, small_gateway(case.fleet, "g1", accept_s=0.3) as g1:
+    async with served() as case, small_gateway(case.fleet, "g1", accept_s=(0.3,)) as g1:
         await g1.post(CHAT, chat(1))
         case.broker.go_away()
         answer = await g1.post(CHAT, chat(2000))
@@ -141,7 +141,7 @@ async def late_request(case: CutFleet, gateway: SmallGateway, request_id: str) -
 
 
 async def test_a_mark_whose_request_never_came_expires() -> None:
-    async with served() as case, small_gateway(case.fleet, "g1", accept_s=0.2) as g1:
+    async with served() as case, small_gateway(case.fleet, "g1", accept_s=(0.2,)) as g1:
         await g1.post(CHAT, chat(1))
         case.broker.go_away()
         request_id = (await g1.post(CHAT, chat())).headers["x-request-id"]
@@ -231,7 +231,7 @@ def text(events: list[Any]) -> str:
 async def test_record_ending_but_no_end_published_and_its_gateway_dies() -> None:
     async with (
         served() as case,
-        small_gateway(case.fleet, "g1", total_s=0.5, silence_grace_s=0) as g1,
+        small_gateway(case.fleet, "g1", total_s=(0.5,), silence_grace_s=0) as g1,
     ):
         cut = case.broker.kill_before("g1", lambda call: call.kind == "record")
         asking = asyncio.create_task(g1.post(CHAT, chat(2000)))

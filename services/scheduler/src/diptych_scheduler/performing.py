@@ -284,7 +284,7 @@ class Performer:
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
         request = _request_in(stored)
         self._contexts[record.request_id] = stored.context if stored else None
-        parts, until_seq, whole = await self._journals.history(record)
+        parts, until_seq, whole = await _until_back(lambda: self._journals.history(record))
         self._owner.tell(RecordAdopted(record, request, parts, until_seq, whole))
 
     # Workers
