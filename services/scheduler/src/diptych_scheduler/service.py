@@ -135,6 +135,11 @@ class Scheduler:
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record, final=_closed)
 
+    @property
+    def me(self) -> Incarnation:
+        """This replica."""
+        return self._member.incarnation
+
     # What arrives
 
     def tell(self, event: Event) -> None:
@@ -185,7 +190,7 @@ class Scheduler:
             self._performer.gone(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
         elif self._performer.is_news(change):
-            self.tell(RecordSeen(change.value))
+            self.tell(RecordSeen(change.value, change.revision))
 
     # Time
 
