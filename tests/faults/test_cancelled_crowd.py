@@ -5,6 +5,8 @@ import gc
 from collections import Counter
 from random import Random
 
+import pytest
+
 from diptych_contracts import subjects
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.fleet import Role
@@ -13,7 +15,6 @@ from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
 from diptych_gateway.records import Records
-from diptych_policy.recovery import Ledger
 from diptych_scheduler.performing import Performer
 from diptych_testkit.aftermath import nothing_is_left
 from diptych_testkit.builders import GATEWAY, a_request
@@ -21,11 +22,12 @@ from diptych_testkit.cut_fleet import slow_engine
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import toy_answer
 
+pytestmark = pytest.mark.virtual_time
 REQUESTS_IN_ALL = 1000
 AT_ONCE = 48
 CANCELLED_FRAC = 0.3
 PROMPTS = [tuple(n % 49 + 1 for n in range(length)) for length in (20, 70, 200)]
-TOKENS = 12
+TOKENS = 24
 VOCAB_SIZE = 50
 PATIENCE = ("accepted", "queued", "prefilling", "transferring", "decoding", "ending")
 
@@ -69,9 +71,9 @@ class Crowd:
             case "accepted":
                 return
             case "queued":
-                await asyncio.sleep(self.rng.uniform(0, 0.01))
+                await asyncio.sleep(self.rng.uniform(0, 0.02))
             case "prefilling" | "transferring":
-                await asyncio.sleep(self.rng.uniform(0, 0.2))
+                await asyncio.sleep(self.rng.uniform(0, 0.05))
             case "decoding":
                 await self.fleet.client.has_tokens(request_id, self.rng.randint(1, TOKENS - 1))
             case "ending":
@@ -97,12 +99,12 @@ async def test_nothing_is_left_of_a_thousand_requests_with_a_third_cancelled() -
             fleet.scheduler(name)
         for number in (1, 2):
             fleet.worker(
-                f"p{number}", Role.PREFILL, engine=slow_engine(0.0005, vocab_size=VOCAB_SIZE)
+                f"p{number}", Role.PREFILL, engine=slow_engine(0.002, vocab_size=VOCAB_SIZE)
             )
             fleet.worker(
                 f"d{number}",
                 Role.DECODE,
-                engine=slow_engine(0.0005, vocab_size=VOCAB_SIZE, max_sequences=8),
+                engine=slow_engine(0.002, vocab_size=VOCAB_SIZE, max_sequences=8),
             )
         await fleet.ready()
         records = Records(fleet.broker.connect("gateway"), GATEWAY)
@@ -128,15 +130,20 @@ async def remembers_nothing(fleet: SmallFleet) -> None:
         subject = subjects.control(fleet.incarnation(name))
         kv = await fleet.bus.request(subject, KvAsk(), KvSnapshot, timeout_s=2.0)
         assert (kv.slots_used, kv.transfers) == (0, ())
-    mine = [s for s in gc.get_objects() if isinstance(s, Ledger | Performer)]
-    for thing in mine:
-        if isinstance(thing, Ledger):
-            thing.check()
-            assert len(thing) == 0
-            assert thing.peers() == set()
-        else:
-            tables = (thing._queues, thing._revisions, thing._expected, thing._contexts)
-            assert [len(table) for table in tables] == [0, 0, 0, 0]
+    for ledger in fleet.ledgers.values():
+        assert len(ledger) == 0
+        assert ledger.peers() == set()
+    buses = [life.bus for life in fleet.lives.values()]
+    performers = [p for p in gc.get_objects() if isinstance(p, Performer) and p._bus in buses]
+    assert len(performers) == 2
+    for performer in performers:
+        tables = (
+            performer._queues,
+            performer._revisions,
+            performer._expected,
+            performer._contexts,
+        )
+        assert [len(table) for table in tables] == [0, 0, 0, 0]
     store = fleet.broker.bucket(REQUEST_RECORDS)
     assert all(value.expiry is not None for value in store.values.values())
     assert fleet.broker.streams[REQUESTS.name].next_after(0) is None

@@ -16,6 +16,7 @@ from diptych_testkit.builders import REQUEST
 from diptych_testkit.cut_fleet import LONG, cut_fleet
 from diptych_testkit.interruptions import Call
 
+pytestmark = pytest.mark.virtual_time
 SMALL_JOURNAL = (
     *(spec for spec in STREAMS if spec is not TOKENS),
     dataclasses.replace(TOKENS, max_bytes=8192),

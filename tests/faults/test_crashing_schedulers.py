@@ -13,7 +13,7 @@ from diptych_contracts.fleet import Role
 from diptych_contracts.jobs import GenerateJob, JobAccepted, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import RecordState
-from diptych_testkit.aftermath import dead, journal_of, nothing_is_left
+from diptych_testkit.aftermath import dead_letters, journal_of, nothing_is_left
 from diptych_testkit.builders import REQUEST
 from diptych_testkit.cut_fleet import (
     LONG,
@@ -27,6 +27,7 @@ from diptych_testkit.cut_fleet import (
 )
 from diptych_testkit.interruptions import Call
 
+pytestmark = pytest.mark.virtual_time
 FROZEN_S = 1.6
 """Longer than the silence after which a member counts as dead."""
 
@@ -72,7 +73,7 @@ async def test_record_created_but_not_acknowledged_and_the_owner_lives(
         assert (await case.is_answered(LONG + 600)).owner == case.fleet.incarnation("s1")
         assert lost.reached.is_set()
         assert any(cut.reached.is_set() for cut in again)
-        assert dead(case.fleet) == []
+        assert dead_letters(case.fleet) == []
 
 
 async def test_assignment_written_but_no_job_sent() -> None:
@@ -204,7 +205,7 @@ async def test_a_frozen_scheduler_wakes_with_stale_memory(where: object) -> None
         await asyncio.sleep(FROZEN_S)
         record = await case.is_answered()
         assert (record.owner, record.attempt) == (case.fleet.incarnation("s2"), 1)
-        case.broker.thaw("s1")
+        case.fleet.thaw("s1")
         await asyncio.sleep(0.3)
         assert await case.is_over() == record
         await case.fleet.kill("s2")
@@ -234,7 +235,7 @@ async def test_a_frozen_scheduler_wakes_in_the_middle_of_a_recovery(step: str) -
         await case.fleet.client.until(lambda: case.fleet.client.views[REQUEST].attempt == 2)
         await case.fleet.kill(await decoding(case))
         await case.fleet.client.until(lambda: case.fleet.client.views[REQUEST].attempt == 3)
-        case.broker.thaw("s1")
+        case.fleet.thaw("s1")
         record = await case.is_answered(LONG)
         assert (record.owner, record.attempt) == (case.fleet.incarnation("s2"), 3)
 
@@ -257,12 +258,12 @@ async def test_a_record_moves_on_while_it_is_adopted() -> None:
         await case.fleet.client.has_tokens(REQUEST, 5)
         await case.join("s2")
         adopts = case.broker.freeze_before("s2", writes(RecordState.ROUTED))
-        case.broker.freeze("s1")
+        case.fleet.freeze("s1")
         await adopts.reached.wait()
-        case.broker.thaw("s1")
+        case.fleet.thaw("s1")
         record = await case.is_answered(LONG)
         assert record.owner == case.fleet.incarnation("s1")
-        case.broker.thaw("s2")
+        case.fleet.thaw("s2")
         await asyncio.sleep(0.3)
         assert await case.is_over() == record
 
@@ -274,10 +275,10 @@ async def test_an_adopter_that_lost_its_swap_adopts_when_the_owner_dies_after_al
         await case.fleet.client.has_tokens(REQUEST, 5)
         await case.join("s2")
         adopts = case.broker.freeze_before("s2", writes(RecordState.ROUTED))
-        case.broker.freeze("s1")
+        case.fleet.freeze("s1")
         await adopts.reached.wait()
         await case.mark(state=RecordState.ROUTED)
-        case.broker.thaw("s2")
+        case.fleet.thaw("s2")
         await asyncio.sleep(0.05)
         await case.fleet.kill("s1")
         record = await case.is_answered(2 * LONG)
@@ -343,7 +344,7 @@ async def test_a_cancel_meets_the_end_on_its_way_into_the_record() -> None:
         await case.ask()
         await cut.reached.wait()
         await case.cancel()
-        case.broker.thaw("s1")
+        case.fleet.thaw("s1")
         record = await case.is_answered(SHORT)
         assert record.end is not None
         assert record.end.reason is EndReason.LENGTH
@@ -371,4 +372,4 @@ async def test_a_job_of_a_frozen_scheduler_comes_when_its_attempt_is_long_over()
         started = asyncio.get_running_loop().time()
         await nothing_is_left(case.fleet)
         assert asyncio.get_running_loop().time() - started < 3.0
-        case.broker.thaw("s1")
+        case.fleet.thaw("s1")

@@ -27,6 +27,8 @@ from diptych_testkit.builders import REQUEST, a_generation
 from diptych_testkit.cut_fleet import LONG, CutFleet, cut_fleet
 from diptych_testkit.interruptions import Call
 
+pytestmark = pytest.mark.virtual_time
+
 
 def asks_for_ticket(call: Call) -> bool:
     return call.is_a(Reserve, kind="request")
@@ -206,15 +208,13 @@ async def test_a_frozen_worker_wakes_behind_its_fence_and_frees_its_slots() -> N
         await case.start("s1")
         await case.ask(3 * LONG)
         await case.fleet.client.has_tokens(REQUEST, 10)
-        case.broker.freeze("d1")
-        case.fleet.lives["d1"].beating = False
+        case.fleet.freeze("d1")
         await case.join("d2", Role.DECODE)
         client = case.fleet.client
         await client.until(lambda: client.views[REQUEST].attempt == 2)
         await client.has_tokens(REQUEST, client.views[REQUEST].attempt_start + 5)
         told = case.broker.note("s1", lambda call: call.is_a(Cancel, kind="request"))
-        case.broker.thaw("d1")
-        case.fleet.lives["d1"].beating = True
+        case.fleet.thaw("d1")
         await told.reached.wait()
         await case.fleet.until_load(
             lambda: case.fleet.loads["d1"].kv_tokens_used == 0, timeout_s=2.0
@@ -235,15 +235,13 @@ async def test_a_frozen_worker_whose_owner_is_dead_looks_its_attempt_up() -> Non
         await case.ask(3 * LONG)
         client = case.fleet.client
         await client.has_tokens(REQUEST, 10)
-        case.broker.freeze("d1")
-        case.fleet.lives["d1"].beating = False
+        case.fleet.freeze("d1")
         await case.join("d2", Role.DECODE)
         await case.join("s2")
         await client.until(lambda: client.views[REQUEST].attempt == 2)
         await client.has_tokens(REQUEST, client.views[REQUEST].attempt_start + 5)
         await case.fleet.kill("s1")
-        case.broker.thaw("d1")
-        case.fleet.lives["d1"].beating = True
+        case.fleet.thaw("d1")
         await case.fleet.until_load(
             lambda: case.fleet.loads["d1"].kv_tokens_used == 0, timeout_s=4.0
         )

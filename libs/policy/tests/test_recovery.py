@@ -21,7 +21,6 @@ from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import JournalPart
 from diptych_policy.lifecycle import (
-    Acknowledge,
     AdoptionLost,
     AdoptRecord,
     Announce,
@@ -599,14 +598,6 @@ def test_an_adoption_told_twice_counts_once(case: Case) -> None:
     adopt(case, an_orphan(state=RecordState.QUEUED))
     again = RecordAdopted(an_orphan(owner=ME), a_request(), ())
     assert case.tell(again) == []
-
-
-def test_a_request_that_comes_again_is_acknowledged_once_its_record_stands(case: Case) -> None:
-    arrived = RequestArrived(a_request(), 7, 3)
-    case.tell(arrived)
-    assert case.tell(arrived) == []
-    case.tell(RecordCreated(REQUEST))
-    assert case.tell(arrived) == [Acknowledge(REQUEST)]
 
 
 def test_a_record_is_closed_last(running: Case) -> None:

@@ -64,14 +64,6 @@ class JournalItem:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredItem:
-    """One message of a stream at its place."""
-
-    seq: int
-    delivery: Delivery
-
-
-@dataclass(frozen=True, slots=True)
 class Span:
     """The stretch of a stream that is still there; all before it has aged or made room."""
 
@@ -82,6 +74,14 @@ class Span:
     def covers(self, after_seq: int) -> bool:
         """Whether all that was stored after `after_seq` is there."""
         return self.first_seq <= after_seq + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """One message of a stream at its place."""
+
+    seq: int
+    delivery: Delivery
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,6 @@ class Cause(StrEnum):
     """What stream `REQUESTS` holds is no request."""
     MISSING = "missing"
     """Its stored request is gone."""
-    INCOMPLETE = "incomplete"
-    """The journal no longer holds all of its answer, so nobody can go on with it."""
 
 
 class DeadRequest(Message, frozen=True, kw_only=True, tag="dead_request.1"):

@@ -184,13 +184,6 @@ class AdoptRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledge:
-    """A request that was delivered again has its record: it need not come once more."""
-
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
 class SendJob:
     """Send until answered, while the attempt is current; then `JobAnswered`."""
 
@@ -257,7 +250,6 @@ Effect = (
     CreateRecord
     | SaveRecord
     | AdoptRecord
-    | Acknowledge
     | SendJob
     | CancelWork
     | PublishFence

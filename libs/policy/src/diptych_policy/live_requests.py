@@ -266,19 +266,22 @@ class LiveRequests:
     def _closed(
         self, record: RequestRecord, end: End, *, request: Request | None, tokens: int = 0
     ) -> list[Effect]:
-        """The last steps: a closed record means that nothing is left to do."""
+        """The last steps: a closed record means that nothing is left to do.
+
+        What failed is buried, and only then erased; whoever finds it erased need not bury it.
+        """
         effects: list[Effect] = []
-        if is_dead(record, end, self._limits):
+        erased = request is None and end.cause not in (Cause.UNREADABLE, Cause.MISSING)
+        if is_dead(record, end, self._limits) and not erased:
             effects = buried(record, end, request=request, tokens=tokens, unix_ms=self._unix_ms)
         request_id = record.request_id
         prompt = unneeded_prompt(request, end) if request is not None else ""
-        closed = msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)
         ended = RequestEnded(request_id=request_id, end=end)
         return [
             *effects,
             Announce(request_id, ended, f"{request_id}.end", first=True),
             EraseRequest(request_id, record.request_seq, prompt),
-            SaveRecord(closed),
+            SaveRecord(msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)),
         ]
 
     def _forget(self, live: LiveRequest) -> list[Effect]:

@@ -15,12 +15,11 @@ Rules:
   read back are the tokens before it the prefix, and only then does a job go out.
 - The first `End` of the newest attempt in the journal's order is the end, whoever wrote it.
 - A refusal or a failed hand-off is not a lost attempt; the death or silence of a worker is. Five
-  lost ones end the request: a poisonous one must not walk through the fleet (`suspicion`). What
-  failed is buried before its record is closed, and erased after.
+  lost ones end the request: a poisonous one must not walk through the fleet (`suspicion`).
+- A record is closed last: what failed is buried, the terminal event stored and the request erased
+  before. Whoever adopts one that is still open does all of that again, with the same ids.
 - Deadlines use `now_s`, the judge's clock, which stands still while the bus is away; the total
   deadline uses the bus's wall time, since schedulers' own clocks differ.
-- A record is closed last: its terminal event is stored and its request erased before. Whoever
-  adopts one that is still open does that again, with the same ids.
 """
 
 from collections import deque
@@ -33,14 +32,11 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import JobRefused, RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Started
 from diptych_contracts.requests import RecordState, RequestRecord
-from diptych_policy.adoption import ForeignRecords
 from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import Change, JournalPart, RequestView
 from diptych_policy.lifecycle import (
-    Acknowledge,
     AdoptionLost,
-    AdoptRecord,
     Announce,
     AnswersAttended,
     CancelUnheard,
@@ -64,17 +60,14 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
-from diptych_policy.live_requests import LiveRequests
-from diptych_policy.suspicion import suspected
+from diptych_policy.record_news import RecordNews
 
 
-class Ledger(LiveRequests):
+class Ledger(RecordNews):
     """All live requests of one scheduler. `handle` is the only way in."""
 
     def __init__(self, me: Incarnation, fleet: Fleet, limits: Limits | None = None) -> None:
-        super().__init__(fleet, limits or Limits())
-        self._me = me
-        self._foreign = ForeignRecords(me)
+        super().__init__(me, fleet, limits or Limits())
         self.log: deque[Event] = deque(maxlen=256)
 
     def peers(self) -> set[Incarnation]:
@@ -89,8 +82,12 @@ class Ledger(LiveRequests):
         match event:
             case RequestArrived() | RequestUnreadable():
                 effects = self._pulled(event)
-            case RecordCreated() | RecordSeen() | RecordGone() | RecordAdopted() | AdoptionLost():
+            case RecordCreated(request_id):
+                effects = self._created(request_id)
+            case RecordSeen() | AdoptionLost() | RecordGone():
                 effects = self._heard_of_record(event)
+            case RecordAdopted():
+                effects = self._adopted(event)
             case Journalled():
                 effects = self._journalled(event)
             case JobAnswered():
@@ -107,10 +104,8 @@ class Ledger(LiveRequests):
         if isinstance(event, RequestUnreadable):
             return self._unreadable(event)
         request = event.request
-        known = self._live.get(request.request_id)
-        if known is not None:  # delivered again: the acknowledgement was late, or lost
-            creating = known.stage is Stage.CREATING
-            return [] if creating else [Acknowledge(request.request_id)]
+        if request.request_id in self._live:
+            return []
         record = RequestRecord(
             request_id=request.request_id,
             owner=self._me,
@@ -145,23 +140,6 @@ class Ledger(LiveRequests):
         )
         return [CreateRecord(record), *self._bury(record, end)]
 
-    def _heard_of_record(
-        self,
-        event: RecordCreated | RecordSeen | RecordGone | RecordAdopted | AdoptionLost,
-    ) -> list[Effect]:
-        match event:
-            case RecordCreated(request_id):
-                return self._created(request_id)
-            case RecordSeen(record, revision):
-                return self._seen(record, revision)
-            case RecordGone(request_id):
-                return self._gone(request_id)
-            case RecordAdopted():
-                return self._adopted(event)
-            case AdoptionLost(record, revision):  # it counts as any other's again
-                self._forget_foreign(record.request_id)
-                return self._seen(record, revision)
-
     def _created(self, request_id: RequestId) -> list[Effect]:
         live = self._live.get(request_id)
         if live is None or live.stage is not Stage.CREATING:
@@ -171,71 +149,6 @@ class Ledger(LiveRequests):
         self._queue(live)
         event = RequestQueued(request_id=request_id, scheduler=self._me)
         return [Announce(request_id, event, f"{request_id}.queued")]
-
-    def _seen(self, record: RequestRecord, revision: int) -> list[Effect]:
-        live = self._live.get(record.request_id)
-        if live is None:
-            return self._seen_apart(record, revision)
-        if record.state is RecordState.CLOSED:
-            return self._forget(live)
-        unowned = record.request_seq == 0
-        if record.owner != self._me and not unowned:
-            forgotten = self._forget(live)
-            self._note_foreign(record, revision)
-            return forgotten
-        if live.stage is not Stage.ENDING:
-            return self._marked(live, record)
-        return []
-
-    def _marked(self, live: LiveRequest, record: RequestRecord) -> list[Effect]:
-        """A gateway's mark is merged into what is known here, which may be an attempt further."""
-        match record.state:
-            case RecordState.CANCELLING:
-                reason = record.cancel_reason or "cancelled"
-                live.record = msgspec.structs.replace(live.record, cancel_reason=reason)
-                return self._end(live, EndReason.CANCELLED, reason)
-            case RecordState.ENDING if record.end is not None:
-                end = record.end
-                if record.attempt != live.record.attempt:  # what it wrote into the journal is void
-                    return self._end(live, end.reason, end.detail)
-                cancels = self._cancel_work(live)
-                self._release(live)
-                live.record, live.end = record, end
-                live.to(Stage.ENDING, now_s=self._now_s)
-                return cancels
-        return []
-
-    def _seen_apart(self, record: RequestRecord, revision: int) -> list[Effect]:
-        """The record of a request that is not live here."""
-        mine = record.owner == self._me and record.state is not RecordState.CLOSED
-        if mine and not self._foreign.adopting(record.request_id):
-            # a gateway marked it while it was being closed: look into the journal and close it
-            return [AdoptRecord(record, revision)]
-        self._note_foreign(record, revision)
-        return []
-
-    def _note_foreign(self, record: RequestRecord, revision: int) -> None:
-        """Another scheduler's request: where it runs apart, none of ours does."""
-        self._foreign.note(record, revision)
-        routed = record.assignment if record.state is RecordState.ROUTED else None
-        workers = routed.workers if routed is not None and routed.apart else ()
-        self._fleet.keep_for(record.request_id, workers)
-        if record.state is RecordState.QUEUED and suspected(record, self._limits):
-            self._waiting_elsewhere.add(record.request_id)
-        else:
-            self._waiting_elsewhere.discard(record.request_id)
-        for live in self._live.values() if workers else ():
-            live.shared = live.shared or not live.booked.keys().isdisjoint(workers)
-
-    def _forget_foreign(self, request_id: RequestId) -> None:
-        self._foreign.forget(request_id)
-        self._fleet.keep_for(request_id, ())
-        self._waiting_elsewhere.discard(request_id)
-
-    def _gone(self, request_id: RequestId) -> list[Effect]:
-        self._forget_foreign(request_id)
-        live = self._live.get(request_id)
-        return self._forget(live) if live is not None else []
 
     def _heard_of_members(
         self, event: MemberWasLost | MemberWasFound | AnswersAttended | CancelUnheard
@@ -270,9 +183,8 @@ class Ledger(LiveRequests):
         for part in event.parts:
             view.apply(part)
         if view.end is not None:
-            tokens = len(view.token_ids)
             record = msgspec.structs.replace(record, journal_end_seq=event.until_seq)
-            return self._closed(record, view.end, request=request, tokens=tokens)
+            return self._closed(record, view.end, request=request, tokens=len(view.token_ids))
         if request is None:
             end = record.end or End(
                 request_id=record.request_id,
@@ -285,17 +197,16 @@ class Ledger(LiveRequests):
         live = self._enter(request, record, Stage.CREATING)
         for part in event.parts:
             self._fold(live, part)
-        tokens = len(live.view.token_ids)
-        progressed = tokens > record.adopted_tokens
-        if record.adoptions > self._limits.max_adoptions and not progressed:
-            detail = f"its last {record.adoptions} schedulers died without getting any further"
-            return self._end(live, EndReason.FAILED, detail, Cause.LOST_SCHEDULERS)
         if not event.whole and record.state in (RecordState.QUEUED, RecordState.ROUTED):
             detail = "the journal holds only a part of its answer"
-            return self._end(live, EndReason.FAILED, detail, Cause.INCOMPLETE)
-        if progressed:
+            return self._end(live, EndReason.FAILED, detail, Cause.MISSING)
+        tokens = len(live.view.token_ids)
+        if tokens > record.adopted_tokens:
             live.record = msgspec.structs.replace(record, adoptions=0, adopted_tokens=tokens)
             return [SaveRecord(live.record), *self._continue(live)]
+        if record.adoptions > self._limits.max_adoptions:
+            detail = f"its last {record.adoptions} schedulers died without getting any further"
+            return self._end(live, EndReason.FAILED, detail, Cause.LOST_SCHEDULERS)
         return self._continue(live)
 
     def _bury(self, record: RequestRecord, end: End) -> list[Effect]:
@@ -333,10 +244,10 @@ class Ledger(LiveRequests):
         if live is None or live.stage is Stage.CREATING:
             return []
         change = self._fold(live, event.part)
-        if change.new_ids and len(change.new_ids) == len(live.view.token_ids):
-            self._drains[live.request.priority_class].served(now_s=self._now_s)
         if live.view.attempt > live.record.attempt:  # the fence of another owner, of which the
             return self._forget(live)  # bucket has yet to tell: this one slept
+        if change.new_ids and len(change.new_ids) == len(live.view.token_ids):
+            self._drains[live.request.priority_class].served(now_s=self._now_s)
         if change.end is not None:
             return self._close(live, change.end, event.seq)
         if isinstance(event.part, AttemptFailed):

@@ -47,8 +47,8 @@ def views(fleet: SmallFleet) -> dict[str, RequestView]:
     return found
 
 
-def dead(fleet: SmallFleet) -> list[DeadEntry]:
-    """What was given up."""
+def dead_letters(fleet: SmallFleet) -> list[DeadEntry]:
+    """What was buried."""
     return [decode(message.data, DeadEntry) for message in messages(fleet, DEAD.name)]
 
 

@@ -1,7 +1,6 @@
 """A small fleet whose members stop between two steps, and the places where they do."""
 
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,8 +14,7 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_engine.port import StepInput
-from diptych_testkit.aftermath import dead, nothing_is_left
+from diptych_testkit.aftermath import dead_letters, nothing_is_left
 from diptych_testkit.builders import REQUEST, a_request
 from diptych_testkit.interruptions import Call, Cut, CuttingBroker, Where, state_of
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
@@ -73,7 +71,7 @@ class CutFleet:
     async def is_over(self, request_id: str = REQUEST) -> RequestRecord:
         """The closed record of a request that left nothing behind."""
         records = await nothing_is_left(self.fleet, (request_id,))
-        assert dead(self.fleet) == []
+        assert dead_letters(self.fleet) == []
         return records[request_id]
 
     async def record(self, request_id: str = REQUEST) -> RequestRecord:
@@ -98,11 +96,7 @@ class CutFleet:
 
 def slow_engine(step_s: float = 0.002, **settings: Any) -> ToyStepEngine:
     """An engine whose steps take a while."""
-
-    def pause(_batch: Sequence[StepInput]) -> None:
-        time.sleep(step_s)
-
-    return ToyStepEngine(on_step=pause, **settings)
+    return ToyStepEngine(step_s=step_s, **settings)
 
 
 @asynccontextmanager

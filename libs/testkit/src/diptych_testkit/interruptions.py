@@ -7,13 +7,12 @@
         await cut.reached.wait()      # s1 asks for it: from here on it does and hears nothing
         await fleet.kill("s1")        # its task ends too
 
-A killed member's calls never return and nothing arrives at it. A frozen one's wait, as do the
-messages for it, until `thaw`: it wakes with everything it remembered. Beside these, a call can be
-lost on its way, or only noted.
+A killed member's calls never return and nothing arrives at it. A frozen one (in virtual time only)
+does nothing at all until `thaw`, as after SIGSTOP: it wakes with everything it remembered. Beside
+these, a call can be lost on its way, or only noted.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -39,6 +38,7 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import JournalEntry
 from diptych_contracts.streams import BucketSpec, ConsumerSpec
 from diptych_contracts.wire import Message, decode
+from diptych_testkit.virtual_time import virtual_loop
 
 T = TypeVar("T")
 
@@ -104,12 +104,10 @@ class CuttingBroker(MemoryBroker):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.cuts: list[Cut] = []
-        self._buses: dict[str, CuttingBus] = {}
 
     def connect(self, name: str) -> MemoryBus:
         """A bus of its own for one member."""
-        bus = self._buses[name] = CuttingBus(self, name)
-        return bus
+        return CuttingBus(self, name)
 
     def kill_before(self, member: str, where: Where, *, nth: int = 1) -> Cut:
         """`member` dies instead of making its `nth` call at `where`."""
@@ -135,14 +133,6 @@ class CuttingBroker(MemoryBroker):
         """Tell when `member` has made its `nth` call at `where`."""
         return self._cut(Cut(member, where, Deed.NOTE, nth=nth, after=True))
 
-    def freeze(self, member: str) -> None:
-        """`member` freezes now."""
-        self._buses[member].stop(kills=False)
-
-    def thaw(self, member: str) -> None:
-        """`member` goes on with what it was at."""
-        self._buses[member].thaw()
-
     def _cut(self, cut: Cut) -> Cut:
         self.cuts.append(cut)
         return cut
@@ -155,40 +145,25 @@ class CuttingBus(MemoryBus):
         super().__init__(broker, name)
         self._cuts = broker.cuts
         self._dead = False
-        self._going = asyncio.Event()
-        self._going.set()
-        self._backlog: deque[Callable[[], None]] = deque()
-
-    # Stopping
-
-    @property
-    def going(self) -> bool:
-        """Whether it is neither frozen nor dead."""
-        return self._going.is_set() and not self._dead
-
-    def stop(self, *, kills: bool) -> None:
-        """From now on it does and hears nothing."""
-        self._dead = self._dead or kills
-        self._going.clear()
-
-    def thaw(self) -> None:
-        """What waits goes on, in order."""
-        assert not self._dead, f"{self.name} is dead"
-        self._going.set()
-        loop = asyncio.get_running_loop()
-        while self._backlog:
-            loop.call_soon(self._backlog.popleft())
-        self._resend()
+        self._ended = asyncio.Event()
 
     def check(self, call: Call, *, after: bool) -> bool:
         """Stop if this is a cut's place; says whether the call is lost."""
         lost = False
-        for cut in self._cuts:
-            if cut.member == self.name and self.going and cut.strikes(call, after=after):
+        for cut in self._cuts if not self._dead else ():
+            if cut.member == self.name and cut.strikes(call, after=after):
                 lost = lost or cut.deed is Deed.LOSE
-                if cut.deed in (Deed.KILL, Deed.FREEZE):
-                    self.stop(kills=cut.deed is Deed.KILL)
+                self._suffer(cut.deed)
         return lost
+
+    def _suffer(self, deed: Deed) -> None:
+        if deed is Deed.KILL:
+            self._dead = True
+            self.line.kill()
+        elif deed is Deed.FREEZE:
+            loop = virtual_loop()
+            assert loop is not None, "members freeze in virtual time only"
+            loop.hold(self.name)
 
     async def step(self, call: Call, act: Callable[[], Awaitable[T]]) -> T:
         """Make a call, unless this member is stopped before it."""
@@ -201,24 +176,23 @@ class CuttingBus(MemoryBus):
 
     async def go_on(self) -> None:
         """Wait while this member is stopped; for ever, if it is dead."""
-        await self._going.wait()
-        if self._dead:  # its task is being ended: what it would still say in passing is not heard
+        await asyncio.sleep(0)  # not before `let_go`, if it is frozen
+        if self._dead:
+            await self._ended.wait()  # what it would still say on its way out is not heard
             raise BusAway(f"{self.name} is dead")
 
     async def kill(self) -> None:
         """Leave as a killed process does; see `MemoryBus.kill`."""
         self._dead = True
-        self._going.set()
+        self._ended.set()
         await super().kill()
 
     def guarded(self, handler: Callable[[T], None]) -> Callable[[T], None]:
-        """`handler`, called only while this member lives, and later while it is frozen."""
+        """`handler`, called only while this member lives."""
 
         def take(item: T) -> None:
-            if self.going:
+            if not self._dead:
                 handler(item)
-            elif not self._dead:
-                self._backlog.append(lambda: handler(item))
 
         return take
 
@@ -227,7 +201,7 @@ class CuttingBus(MemoryBus):
     async def publish(self, subject: str, message: Message) -> None:
         """Send and forget; what a stopped member would send is dropped."""
         lost = self.check(Call("publish", subject, message), after=False)
-        if self.going and not lost:
+        if not (self._dead or lost):
             await super().publish(subject, message)
 
     async def subscribe(self, subject: str, handler: Callable[[Delivery], None]) -> Subscription:
@@ -284,16 +258,11 @@ class CuttingBus(MemoryBus):
             await self.go_on()
             yield item
 
-    def _send(self) -> None:
-        if self.going:
-            super()._send()
-        else:
-            self._sending = False
-
     def _send_one(self, entry: Unacked) -> None:
+        if self._dead:
+            return
         super()._send_one(entry)
-        message = decode(entry.data, JournalEntry)
-        self.check(Call("stored", entry.subject, message), after=True)
+        self.check(Call("stored", entry.subject, decode(entry.data, JournalEntry)), after=True)
 
     # Streams
 

@@ -10,7 +10,6 @@ from random import Random
 
 import msgspec
 
-from diptych_contracts.dead import DeadRequest
 from diptych_contracts.fleet import Role
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import (
@@ -26,7 +25,6 @@ from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_policy.job_admission import NotAdmitted
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_policy.lifecycle import (
-    Acknowledge,
     AdoptionLost,
     AdoptRecord,
     Announce,
@@ -84,7 +82,6 @@ class World:
         self.requests: dict[RequestId, Request] = {}
         self.unacknowledged: set[RequestId] = set()
         self.events: dict[str, object] = {}
-        self.dead: dict[RequestId, DeadRequest] = {}
         self.job_of: dict[tuple[RequestId, int], Incarnation] = {}
         self.workers: dict[Incarnation, Worker] = {}
         self.schedulers: dict[Incarnation, Scheduler] = {}
@@ -237,13 +234,8 @@ class World:
             case Announce(event=event, msg_id=msg_id) if msg_id.endswith(".end"):
                 told = self.events.setdefault(msg_id, event)
                 assert told == event, f"{msg_id} was told in two ways"
-            case Announce():
+            case Announce() | Bury():
                 pass
-            case Bury(request_id, dead):
-                told_dead = self.dead.setdefault(request_id, dead)
-                assert told_dead.cause == dead.cause, f"{request_id} died of two causes"
-            case Acknowledge(request_id):
-                self.unacknowledged.discard(request_id)
             case _:
                 raise AssertionError(effect)
 

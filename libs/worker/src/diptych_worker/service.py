@@ -54,9 +54,9 @@ _LOAD_S = 0.1
 _SWEEP_S = 0.25
 _BLOCKS_S = 0.02
 _REFRESH_S = 10.0
+_LOOK_S = 0.5
 _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
-_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.streams import PROMPTS, REQUEST_RECORDS, REQUESTS
 from diptych_policy.lifecycle import (
-    Acknowledge,
     AdoptionLost,
     AdoptRecord,
     Announce,
@@ -37,6 +36,7 @@ from diptych_policy.lifecycle import (
     SaveRecord,
     SendJob,
 )
+from diptych_policy.merging import overrules
 from diptych_scheduler.burying import bury_request
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.settings import SchedulerSettings
@@ -81,7 +81,7 @@ def request_of(effect: Effect) -> RequestId:
             return fence.request_id
         case PublishEnd(end=end):
             return end.request_id
-        case SendJob() | Bury() | EraseRequest() | Announce() | Acknowledge():
+        case SendJob() | Bury() | EraseRequest() | Announce():
             return effect.request_id
         case _:
             assert_never(effect)
@@ -129,16 +129,15 @@ class Performer:
         """
         request_id = kept.value.request_id
         news = kept.revision > self._revisions.get(request_id, 0)
-        if kept.value.state is RecordState.CLOSED:
-            self.forget(request_id)
-        elif news and kept.value.owner == self._owner.me:
+        if news and kept.value.owner == self._owner.me:
             self._revisions[request_id] = kept.revision
         elif news:
             self._revisions.pop(request_id, None)
+        self._settled(kept.value)
         return news
 
-    def forget(self, request_id: RequestId) -> None:
-        """The record of a request is closed or gone."""
+    def gone(self, request_id: RequestId) -> None:
+        """A record was deleted or has expired."""
         self._revisions.pop(request_id, None)
         self._contexts.pop(request_id, None)
 
@@ -174,6 +173,7 @@ class Performer:
             seen = await self._perform(queue[0])
             if seen is not None:
                 queue.clear()
+                self._settled(seen.value)
                 self._owner.tell(RecordSeen(seen.value, seen.revision))
             else:
                 queue.popleft()
@@ -188,23 +188,23 @@ class Performer:
                 return await self._save(record)
             case AdoptRecord():
                 await self._adopt(effect)
-            case Acknowledge(request_id):
-                await self._acknowledge(request_id)
             case SendJob():
                 self._spawn(self._send_job(effect))
             case CancelWork():
                 self._spawn(self._cancel_work(effect))
-            case Bury(request_id, dead):
-                context = self._contexts.get(request_id)
-                await _until_back(lambda: bury_request(self._bus, dead, context))
             case _:
                 await self._publish(effect)
         return None
 
-    async def _publish(self, effect: PublishFence | PublishEnd | EraseRequest | Announce) -> None:
+    async def _publish(
+        self, effect: PublishFence | PublishEnd | Bury | EraseRequest | Announce
+    ) -> None:
         match effect:
             case PublishFence(gateway, entry) | PublishEnd(gateway, entry):
                 await self._journal(gateway, entry)
+            case Bury(request_id, dead):
+                context = self._contexts.get(request_id)
+                await _until_back(lambda: bury_request(self._bus, dead, context))
             case EraseRequest():
                 await self._erase(effect)
             case Announce(first=True):
@@ -218,28 +218,36 @@ class Performer:
 
     async def _create(self, record: RequestRecord) -> Kept[RequestRecord] | None:
         seen = await self._swap(record, lambda: self._records.create(record.request_id, record))
-        await self._acknowledge(record.request_id)
+        pulled = self._expected.pop(record.request_id, None)
+        if pulled is not None:
+            await _until_back(pulled.ack)
         if seen is None:
             self._owner.tell(RecordCreated(record.request_id))
         return seen
 
-    async def _acknowledge(self, request_id: RequestId) -> None:
-        pulled = self._expected.pop(request_id, None)
-        if pulled is not None:
-            await _until_back(pulled.ack)
+    async def _save(self, record: RequestRecord) -> Kept[RequestRecord] | None:
+        """Write over what was last known here; an end also over a gateway's mark."""
+        while True:
+            revision = self._revisions.get(record.request_id, 0)
+            seen = await self._update(record, revision)
+            if seen is None or not overrules(record, seen.value):
+                break
+        self._settled(seen.value if seen else record)
+        return seen
 
-    async def _save(
-        self, record: RequestRecord, revision: int | None = None
-    ) -> Kept[RequestRecord] | None:
+    async def _update(self, record: RequestRecord, revision: int) -> Kept[RequestRecord] | None:
         closed = record.state is RecordState.CLOSED
         ttl_s = self._resume_window_s if closed else None
-        request_id = record.request_id
-        if revision is None:
-            revision = self._revisions.get(request_id, 0)
         return await self._swap(
             record,
-            lambda: self._records.update(request_id, record, revision, ttl_s=ttl_s),
+            lambda: self._records.update(record.request_id, record, revision, ttl_s=ttl_s),
         )
+
+    def _settled(self, record: RequestRecord) -> None:
+        """Remember nothing of a closed request; the watch may have told of it before."""
+        if record.state is RecordState.CLOSED:
+            self._revisions.pop(record.request_id, None)
+            self._contexts.pop(record.request_id, None)
 
     async def _swap(
         self, record: RequestRecord, write: Callable[[], Awaitable[int]]
@@ -252,9 +260,9 @@ class Performer:
             kept = await _until_back(lambda: self._records.get(request_id))
             if kept is None:
                 return None
-            self._note(kept.value, kept.revision)
+            self._revisions[request_id] = kept.revision
             return None if kept.value == record else kept
-        self._note(record, max(revision, self._revisions.get(request_id, 0)))
+        self._revisions[request_id] = max(revision, self._revisions.get(request_id, 0))
         return None
 
     async def _until_written(self, write: Callable[[], Awaitable[int]]) -> int:
@@ -268,24 +276,19 @@ class Performer:
                 self.storage_full = False
                 return revision
 
-    def _note(self, record: RequestRecord, revision: int) -> None:
-        """What the next swap names; the watch may have told of a closed record before."""
-        self._revisions[record.request_id] = revision
-        if record.state is RecordState.CLOSED:
-            self.forget(record.request_id)
-
     async def _adopt(self, effect: AdoptRecord) -> None:
         record = effect.record
-        seen = await self._save(record, effect.revision)
+        seen = await self._update(record, effect.revision)
         if seen is not None:
+            self._settled(seen.value)
             self._owner.tell(AdoptionLost(seen.value, seen.revision))
             return
         log.info("request_adopted", request_id=record.request_id, attempt=record.attempt)
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
         request = _request_in(stored)
         self._contexts[record.request_id] = stored.context if stored else None
-        parts, until_seq, whole = await _until_back(lambda: self._journals.history(record))
-        self._owner.tell(RecordAdopted(record, request, parts, until_seq, whole))
+        told = await self._journals.history(record)
+        self._owner.tell(RecordAdopted(record, request, told.parts, told.until_seq, told.whole))
 
     # Workers
 

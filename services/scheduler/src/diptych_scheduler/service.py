@@ -187,7 +187,7 @@ class Scheduler:
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Gone):
-            self._performer.forget(RequestId(change.key))
+            self._performer.gone(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
         elif self._performer.is_news(change):
             self.tell(RecordSeen(change.value, change.revision))
