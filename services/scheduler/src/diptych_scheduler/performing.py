@@ -287,7 +287,7 @@ class Performer:
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
         request = _request_in(stored)
         self._contexts[record.request_id] = stored.context if stored else None
-        told = await self._journals.history(record)
+        told = await _until_back(lambda: self._journals.history(record))
         self._owner.tell(RecordAdopted(record, request, told.parts, told.until_seq, told.whole))
 
     # Workers
