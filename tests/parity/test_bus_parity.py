@@ -20,13 +20,15 @@ from opentelemetry.trace import (
     use_span,
 )
 
+from diptych_bus.advisories import Undelivered, undelivered
 from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.memory import MemoryBroker
 from diptych_bus.port import Bus, Delivery, Gone, JournalItem, Kept, Pulled
 from diptych_bus.server import NatsServer
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Conflict, Permanent, Transient
-from diptych_contracts.events import DeadLetter, MemberJoined
+from diptych_contracts.dead import DeadLetter
+from diptych_contracts.errors import BusAway, Conflict, Permanent, StoreFull
+from diptych_contracts.events import MemberJoined
 from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import Fence, TokenEntry, TokenFrame
@@ -35,7 +37,11 @@ from diptych_contracts.streams import (
     LEASES,
     MODELS,
     PROMPTS,
+    SCHEDULERS,
     STREAMS,
+    UNDELIVERED,
+    UNDELIVERED_SCHEDULERS,
+    BucketSpec,
     ConsumerSpec,
     Discard,
     StreamSpec,
@@ -55,7 +61,10 @@ TINY_NEW = StreamSpec(
 TINY_OLD = dataclasses.replace(
     TINY_NEW, name="TINY_OLD", subjects=("tiny.old.*",), discard=Discard.OLD
 )
-ALL_STREAMS = (*STREAMS, TINY_NEW, TINY_OLD)
+TINY_BUCKET = BucketSpec(name="tiny", max_bytes=4096)
+TINY_KV = dataclasses.replace(TINY_NEW, name="KV_tiny", subjects=("$KV.tiny.>",))
+"""What stands behind that bucket, at a server."""
+ALL_STREAMS = (*STREAMS, TINY_NEW, TINY_OLD, TINY_KV)
 CONSUMER = ConsumerSpec(
     stream="REQUESTS", name="test", ack_wait_s=0.5, max_deliver=2, max_ack_pending=100, batch=4
 )
@@ -381,17 +390,71 @@ async def test_stored_and_erase(connect: Connect) -> None:
     assert await bus.stored("EVENTS", 999) is None
 
 
+async def test_headers_are_kept_with_a_message(connect: Connect) -> None:
+    bus = await connect()
+    more = {"Diptych-Gateway": "gateway-1"}
+    done = await bus.store("event.a", beat(), msg_id="a", timeout_s=2.0, headers=more)
+
+    found = await bus.stored("EVENTS", done.seq)
+    assert found is not None
+    assert found.headers["Diptych-Gateway"] == "gateway-1"
+    assert found.headers["Nats-Msg-Id"] == "a"
+
+
+async def test_a_stream_is_read_from_its_start(connect: Connect) -> None:
+    bus = await connect()
+    for n in range(6):
+        await bus.store(f"event.{'ab'[n % 2]}.x", beat(n), msg_id=f"{n}", timeout_s=2.0)
+    await bus.erase("EVENTS", 3)
+
+    async def counts(subject: str, after_seq: int = 0) -> list[tuple[int, int]]:
+        found = bus.all_stored("EVENTS", subject=subject, after_seq=after_seq)
+        return [(item.seq, item.delivery.decode(Beat).count) async for item in found]
+
+    assert await counts("event.>") == [(1, 0), (2, 1), (4, 3), (5, 4), (6, 5)]
+    assert await counts("event.*.x", after_seq=4) == [(5, 4), (6, 5)]
+    assert await counts("event.a.x") == [(1, 0), (5, 4)]
+    assert await counts("event.c") == []
+    found = [item.delivery async for item in bus.all_stored("EVENTS", subject="event.b.x")]
+    assert [(d.subject, d.headers["Nats-Msg-Id"]) for d in found[:1]] == [("event.b.x", "1")]
+
+
+async def test_a_stream_longer_than_a_batch_is_read_whole(connect: Connect) -> None:
+    bus = await connect()
+    await asyncio.gather(
+        *(bus.store(f"event.{n % 3}", beat(n), msg_id=f"{n}", timeout_s=5.0) for n in range(1200))
+    )
+
+    seqs = [item.seq async for item in bus.all_stored("EVENTS", subject="event.>")]
+
+    assert seqs == list(range(1, 1201))
+
+
 async def test_a_full_stream_refuses_the_new(connect: Connect) -> None:
     bus = await connect()
     payload = DeadLetter(subject="s", reason="r", payload=b"x" * 1500)
     for n in range(2):
         await bus.store("tiny.new.a", payload, msg_id=str(n), timeout_s=2.0)
 
-    with pytest.raises(Transient) as refused:
+    with pytest.raises(StoreFull, match="maximum bytes"):
         await bus.store("tiny.new.a", payload, msg_id="3", timeout_s=2.0)
 
-    assert not isinstance(refused.value, BusAway)
-    assert "maximum bytes" in str(refused.value)
+    again = await bus.store("tiny.new.a", payload, msg_id="0", timeout_s=2.0)
+    assert (again.seq, again.duplicate) == (1, True), "what is stored is known, full or not"
+
+
+async def test_a_full_bucket_refuses_new_keys_and_rewrites(connect: Connect) -> None:
+    bucket = (await connect()).bucket(TINY_BUCKET, DeadLetter)
+    value = DeadLetter(subject="s", reason="r", payload=b"x" * 1500)
+    revision = await bucket.create("a", value)
+    await bucket.create("b", value)
+
+    with pytest.raises(StoreFull, match="maximum bytes"):
+        await bucket.create("c", value)
+    with pytest.raises(StoreFull, match="maximum bytes"):
+        await bucket.update("a", value, revision)
+    with pytest.raises(Conflict):
+        await bucket.update("a", value, revision + 1)
 
 
 async def test_a_full_stream_drops_the_old(connect: Connect) -> None:
@@ -445,6 +508,30 @@ async def test_what_is_not_acknowledged_comes_again_until_the_limit(connect: Con
 
     assert [p.num_delivered for p in pulled] == [1, 2]
     assert pulled[0].seq == pulled[1].seq
+
+
+async def test_what_is_given_up_is_said_once_and_kept_for_whoever_comes(connect: Connect) -> None:
+    """The server says it once, to whoever listens at that moment: a stream must hold it."""
+    bus = await connect()
+    spec = dataclasses.replace(SCHEDULERS, ack_wait_s=0.3, max_deliver=2)
+    pulled: list[Pulled] = []
+    pulling = await bus.pull(spec, pulled.append, paused=lambda: False)
+    await store_requests(bus, 1)
+    await eventually(lambda: len(pulled) == 2)
+    async with asyncio.timeout(5.0):
+        while await bus.stored(UNDELIVERED.name, 1) is None:
+            await asyncio.sleep(0.02)
+    await pulling.close()
+
+    later = await connect("later")
+    said: list[Pulled] = []
+    await later.pull(UNDELIVERED_SCHEDULERS, said.append, paused=lambda: False)
+    await eventually(lambda: len(said) == 1)
+    expected = Undelivered("REQUESTS", "sched", stream_seq=pulled[0].seq, deliveries=2)
+    assert undelivered(said[0].delivery) == expected
+    await said[0].ack()
+    with pytest.raises(Permanent, match="expected an advisory"):
+        undelivered(pulled[0].delivery)
 
 
 async def test_nak_comes_again_after_its_delay(connect: Connect) -> None:

@@ -29,6 +29,8 @@ def ask(*arguments: str) -> int:
         (("top", "--help"), ["diptych top --once"]),
         (("tap", "--help"), ["diptych tap 'event.>' --count 1", "unless --all"]),
         (("kv", "--help"), ["diptych kv --ended 10", "diptych kv --json"]),
+        (("dead", "--help"), ["diptych dead retry --all", "an id of its own"]),
+        (("dead",), ["diptych dead list"]),
         (("models", "--help"), ["diptych models pull smollm2-135m", "OWNER/REPO:FILE.gguf"]),
         (("models",), ["diptych models pull smollm2-135m"]),
         (("doctor", "--help"), ["Exit code 1 if something is missing"]),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from diptych_cli import tap
-from diptych_contracts.events import DeadLetter
+from diptych_contracts.dead import DeadLetter
 from diptych_contracts.journal import TokenEntry, TokenFrame
 from diptych_contracts.wire import Message, encode
 

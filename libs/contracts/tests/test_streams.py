@@ -1,5 +1,5 @@
 from diptych_contracts import streams, subjects
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, RequestId
 
 MEMBER = Incarnation("gateway-0123456789ab")
 
@@ -21,6 +21,9 @@ def test_each_stored_subject_belongs_to_exactly_one_stream() -> None:
     assert stream_of(subjects.token(MEMBER)) == ["TOKENS"]
     assert stream_of(subjects.event("member_lost")) == ["EVENTS"]
     assert stream_of(subjects.dead("REQUESTS")) == ["DEAD"]
+    assert stream_of(subjects.dead_request(RequestId("r1"))) == ["DEAD"]
+    given_up = subjects.undelivered(streams.SCHEDULERS.stream, streams.SCHEDULERS.name)
+    assert stream_of(given_up) == ["UNDELIVERED"]
 
 
 def test_nothing_else_is_stored_and_republished_tokens_do_not_loop() -> None:

@@ -3,7 +3,7 @@ from random import Random
 import pytest
 
 from diptych_contracts import subjects
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, RequestId
 
 WORKER = Incarnation("decode-worker-0123456789ab")
 PLAIN = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=")
@@ -55,7 +55,8 @@ def test_an_empty_name_is_no_subject_token() -> None:
         (subjects.token(WORKER), f"token.{WORKER}"),
         (subjects.live(WORKER), f"live.{WORKER}"),
         (subjects.event("request_ended"), "event.request_ended"),
-        (subjects.dead("job"), "dead.job"),
+        (subjects.dead("REQUESTS"), "dead.REQUESTS"),
+        (subjects.dead_request(RequestId("r1")), "dead.request.r1"),
         (subjects.job(WORKER), f"job.{WORKER}"),
         (subjects.kv(WORKER, "reserve"), f"kv.{WORKER}.reserve"),
         (subjects.beat(WORKER), f"beat.{WORKER}"),

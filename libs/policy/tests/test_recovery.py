@@ -4,6 +4,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
+from diptych_contracts.dead import Cause
 from diptych_contracts.fleet import Role
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import (
@@ -506,10 +507,21 @@ def routed_to(case: Case, *workers: Incarnation) -> RequestRecord:
 def test_an_adopter_lets_running_work_run(case: Case) -> None:
     record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER)
     case.join(P1, D1)
-    assert adopt(case, record, tokens(4), started(D1)) == []
+    (saved,) = adopt(case, record, tokens(4), started(D1))
+    assert isinstance(saved, SaveRecord)
+    assert (saved.record.adoptions, saved.record.adopted_tokens) == (0, 1)
     assert case.ledger.current(REQUEST, 1)
     effects = case.hear(an_end(tokens=1))
     assert only(SaveRecord, effects).record.adoptions == 0
+
+
+def test_an_adoption_without_a_new_token_is_no_progress(case: Case) -> None:
+    record = msgspec.structs.replace(
+        routed_to(Case(), P1, D1), owner=OTHER, adoptions=3, adopted_tokens=1
+    )
+    case.join(P1, D1)
+    end = only(PublishEnd, adopt(case, record, tokens(4), started(D1))).end
+    assert (end.reason, end.cause) == (EndReason.FAILED, Cause.LOST_SCHEDULERS)
 
 
 def test_an_adopter_sends_a_job_again_that_may_never_have_left(case: Case) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from diptych_contracts.dead import Cause
 from diptych_contracts.errors import (
     BusAway,
     Conflict,
@@ -17,8 +18,10 @@ from diptych_contracts.errors import (
     Transient,
     UnknownModel,
 )
+from diptych_contracts.ids import RequestId
+from diptych_contracts.journal import End, EndReason
 from diptych_gateway.envelope import Envelope
-from diptych_gateway.errors import ApiError, from_error
+from diptych_gateway.errors import ApiError, from_end, from_error
 
 TREE: list[tuple[DiptychError, int, str, str]] = [
     (InvalidRequest("x", param="p", code="c"), 400, "invalid_request_error", "c"),
@@ -85,3 +88,19 @@ async def test_a_bug_after_the_first_byte_breaks_the_connection() -> None:
     with pytest.raises(KeyError):
         await envelope(dict(SCOPE), client.receive, client.send)
     assert len(client.sent) == 1
+
+
+@pytest.mark.parametrize("reason", [EndReason.FAILED, EndReason.EXPIRED])
+def test_what_kills_its_workers_is_not_to_be_repeated(reason: EndReason) -> None:
+    """Libraries repeat a 500 twice: that would take fifteen workers down, not five."""
+    end = End(
+        request_id=RequestId("r1"),
+        attempt=5,
+        reason=reason,
+        detail="5 attempts were lost",
+        cause=Cause.LOST_WORKERS,
+    )
+    error = from_end(end, produced=False)
+    assert error is not None
+    assert "5 attempts were lost" in str(error)
+    assert (b"x-should-retry", b"false") in error.headers

@@ -12,7 +12,7 @@ from diptych_contracts.fleet import WorkerRegistration
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, WORKERS
-from diptych_gateway.server import HttpServer
+from diptych_gateway.server import ConnectionLimits, HttpServer
 
 CHAT = "/v1/chat/completions"
 
@@ -239,7 +239,8 @@ async def refuses(base_url: str) -> bool:
 async def test_two_share_a_port_and_a_stranger_does_not_get_it(run_stack: Any, hello: Any) -> None:
     async with run_stack(hello, reuse_port=True) as stack:
         port = stack.gateway.server.port
-        address = {"host": "127.0.0.1", "port": port, "max_frame_bytes": 1024, "ping_s": 20.0}
+        limits = ConnectionLimits(max_connections=9, max_frame_bytes=1024, ping_s=20.0)
+        address = {"host": "127.0.0.1", "port": port, "limits": limits}
         second = HttpServer(lambda: None, reuse_port=True, **address)
         second.bind()
         second.leave()

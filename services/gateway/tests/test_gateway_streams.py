@@ -140,7 +140,7 @@ def test_an_end_that_is_no_finish_is_a_failure(reason: str, status: int) -> None
     made.feed(end(EndReason(reason)), now_s=11.0)
     assert made.failure is not None
     assert made.failure.status == status
-    assert made.failure.should_retry is None
+    assert made.failure.should_retry is True
 
 
 def test_once_tokens_were_made_the_client_is_told_not_to_repeat() -> None:

@@ -1,13 +1,24 @@
 """A scheduler on the memory bus, with no workers: what it does with what it pulls."""
 
 import asyncio
+import dataclasses
 
 from diptych_bus.memory import MemoryBroker
+from diptych_bus.port import Pulled
 from diptych_contracts import subjects
-from diptych_contracts.events import DeadLetter
+from diptych_contracts.dead import Cause, DeadEntry, DeadLetter, DeadRequest
+from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import EndReason, Fence
 from diptych_contracts.requests import RecordState, RequestRecord
-from diptych_contracts.streams import DEAD, REQUEST_RECORDS
+from diptych_contracts.streams import (
+    DEAD,
+    GATEWAY_HEADER,
+    REQUEST_RECORDS,
+    REQUESTS,
+    SCHEDULERS,
+    UNDELIVERED,
+)
+from diptych_contracts.wire import encode
 from diptych_testkit.builders import GATEWAY, MODEL, REQUEST, a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 
@@ -31,19 +42,141 @@ async def test_a_request_gets_one_record_whoever_pulls_it() -> None:
         assert owners <= {fleet.incarnation("s1"), fleet.incarnation("s2")}
 
 
+async def all_dead(fleet: SmallFleet) -> list[DeadEntry]:
+    found = fleet.bus.all_stored(DEAD.name, subject=subjects.DEADS)
+    return [item.delivery.decode(DeadEntry) async for item in found]
+
+
+async def the_dead(fleet: SmallFleet) -> DeadEntry:
+    async with asyncio.timeout(5):
+        while not (entries := await all_dead(fleet)):
+            await asyncio.sleep(0.01)
+    (entry,) = entries
+    return entry
+
+
+NONSENSE = Fence(request_id=REQUEST, attempt=1)
+SUBJECT = subjects.request("interactive", MODEL)
+
+
 async def test_what_is_no_request_is_buried_with_the_reason() -> None:
     async with small_fleet() as fleet:
         fleet.scheduler()
         await fleet.ready()
-        nonsense = Fence(request_id=REQUEST, attempt=1)
-        subject = subjects.request("interactive", MODEL)
-        await fleet.bus.store(subject, nonsense, msg_id="x", timeout_s=1)
-        async with asyncio.timeout(5):
-            while (buried := await fleet.bus.stored(DEAD.name, 1)) is None:
-                await asyncio.sleep(0.01)
-        letter: DeadLetter = buried.decode(DeadLetter)
-        assert letter.subject == subject
+        await fleet.bus.store(SUBJECT, NONSENSE, msg_id="x", timeout_s=1)
+        letter = await the_dead(fleet)
+        assert isinstance(letter, DeadLetter)
+        assert (letter.subject, letter.payload) == (SUBJECT, encode(NONSENSE))
+        assert (letter.request_id, letter.gateway) == ("x", "")
         assert "expected" in letter.reason
+        assert letter.died_unix_ms > 0
+
+
+async def test_whoever_sent_what_is_no_request_is_told() -> None:
+    async with small_fleet() as fleet:
+        fleet.scheduler("s1")
+        fleet.scheduler("s2")
+        await fleet.ready()
+        fleet.client.expect(REQUEST)
+        headers = {GATEWAY_HEADER: GATEWAY}
+        await fleet.bus.store(SUBJECT, NONSENSE, msg_id=REQUEST, timeout_s=1, headers=headers)
+        end = await fleet.client.ended(REQUEST)
+        assert (end.reason, end.cause) == (EndReason.FAILED, Cause.UNREADABLE)
+        assert "cannot read the stored request: expected a Request" in end.detail
+        record = await fleet.closed(REQUEST)
+        assert record.end == end
+        assert await fleet.bus.stored(REQUESTS.name, record.request_seq) is None
+        letters = [e for e in await all_dead(fleet) if isinstance(e, DeadLetter)]
+        assert [(letter.request_id, letter.gateway) for letter in letters] == [(REQUEST, GATEWAY)]
+
+
+async def test_a_dead_owners_request_that_cannot_be_read_is_closed() -> None:
+    """Its bytes once ended every scheduler that adopted it, one after another."""
+    async with small_fleet() as fleet:
+        done = await fleet.bus.store(SUBJECT, NONSENSE, msg_id="x", timeout_s=1)
+        orphan = RequestRecord(
+            request_id=REQUEST,
+            owner=Incarnation("scheduler-gone"),
+            gateway=GATEWAY,
+            state=RecordState.QUEUED,
+            request_seq=done.seq,
+            deadline_unix_ms=2**53,
+        )
+        await fleet.bus.bucket(REQUEST_RECORDS, RequestRecord).create(REQUEST, orphan)
+        fleet.client.expect(REQUEST)
+        fleet.scheduler()
+        end = await fleet.client.ended(REQUEST)
+        assert (end.reason, end.cause) == (EndReason.FAILED, Cause.MISSING)
+        assert (await fleet.closed(REQUEST)).end == end
+
+
+class Oblivious:
+    """Pulls requests and does nothing with them, like a scheduler that dies each time."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def take(self, pulled: Pulled) -> None:
+        self.seen.append(pulled.num_delivered)
+
+
+async def handed_out(fleet: SmallFleet, times: int) -> None:
+    """Have the request in `REQUESTS` pulled so often, for nothing."""
+    bus, taker = fleet.broker.connect("oblivious"), Oblivious()
+    quick = dataclasses.replace(SCHEDULERS, ack_wait_s=0.05)
+    await bus.pull(quick, taker.take, paused=lambda: len(taker.seen) >= times)
+    await fleet.client.send(a_request())
+    async with asyncio.timeout(5):
+        while len(taker.seen) < times:
+            await asyncio.sleep(0.01)
+    await bus.kill()
+    assert taker.seen == list(range(1, times + 1))
+
+
+async def is_given_up(fleet: SmallFleet) -> None:
+    end = await fleet.client.ended(REQUEST)
+    assert (end.reason, end.cause) == (EndReason.FAILED, Cause.UNDELIVERABLE)
+    assert end.detail == "it was handed out 5 times and never taken on"
+    assert (await fleet.closed(REQUEST)).end == end
+    dead = await the_dead(fleet)
+    assert isinstance(dead, DeadRequest)
+    assert (dead.request_id, dead.cause) == (REQUEST, Cause.UNDELIVERABLE)
+    assert dead.request is not None
+    assert dead.request.prompt_ids == a_request().prompt_ids
+
+
+async def test_the_last_delivery_gets_a_record_and_an_end() -> None:
+    async with small_fleet() as fleet:
+        await handed_out(fleet, SCHEDULERS.max_deliver - 1)
+        fleet.scheduler()
+        await is_given_up(fleet)
+
+
+async def test_what_is_delivered_no_more_gets_a_record_and_an_end() -> None:
+    """A scheduler that dies on the last delivery leaves nobody who would know."""
+    async with small_fleet() as fleet:
+        await handed_out(fleet, SCHEDULERS.max_deliver)
+        async with asyncio.timeout(5):
+            while await fleet.bus.stored(UNDELIVERED.name, 1) is None:
+                await asyncio.sleep(0.01)
+        fleet.scheduler("s1")
+        fleet.scheduler("s2")
+        await is_given_up(fleet)
+
+
+async def test_a_request_whose_ack_was_forgotten_is_not_given_up() -> None:
+    async with small_fleet() as fleet:
+        fleet.scheduler()
+        await fleet.ready()
+        await fleet.client.send(a_request())
+        record = await recorded(fleet)
+        consumer = fleet.broker.consumer(SCHEDULERS)
+        for deliveries in range(2, 7):
+            consumer._deliveries[record.request_seq] = deliveries - 1
+            consumer._requeue(record.request_seq)
+            await asyncio.sleep(0.05)
+        assert (await recorded(fleet)).state is RecordState.QUEUED
+        assert await all_dead(fleet) == []
 
 
 async def test_a_request_that_was_cancelled_before_it_came_is_not_run() -> None:

@@ -59,6 +59,14 @@ class JournalItem:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredItem:
+    """One message of a stream at its place."""
+
+    seq: int
+    delivery: Delivery
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
     """JetStream's word that it has a message."""
 
@@ -199,18 +207,37 @@ class Streams(Protocol):
     """The other streams."""
 
     async def store(
-        self, subject: str, message: Message, *, msg_id: str, timeout_s: float
+        self,
+        subject: str,
+        message: Message,
+        *,
+        msg_id: str,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> Stored:
         """Store `message`; the same `msg_id` again is a duplicate, not a second message.
 
+        `headers` are for those who may not be able to read the message.
+
         Raises:
             BusAway: JetStream did not acknowledge; it may have it nevertheless.
-            Transient: JetStream refused (stream full, starting up).
+            StoreFull: JetStream refused, the stream has no room.
+            Transient: JetStream refused for another reason (starting up).
         """
         ...
 
     async def stored(self, stream: str, seq: int) -> Delivery | None:
         """The message at `seq`, or None if it is gone."""
+        ...
+
+    def all_stored(
+        self, stream: str, *, subject: str, after_seq: int = 0
+    ) -> AsyncIterator[StoredItem]:
+        """The messages on `subject` (wildcards allowed) after `after_seq` up to now, in order.
+
+        Raises:
+            BusAway: the server does not answer.
+        """
         ...
 
     async def erase(self, stream: str, seq: int) -> None:
@@ -224,7 +251,11 @@ class Streams(Protocol):
         *,
         paused: Callable[[], bool],
     ) -> Subscription:
-        """Share `consumer`'s messages with the other replicas; asks for none while `paused()`."""
+        """Share `consumer`'s messages with the other replicas; asks for none while `paused()`.
+
+        One that is not acknowledged `max_deliver` times is delivered no more; that is said, as
+        `advisories.Undelivered`, on `subjects.undelivered` (at the latest when somebody pulls).
+        """
         ...
 
     async def backlog(self, consumer: ConsumerSpec) -> Backlog:

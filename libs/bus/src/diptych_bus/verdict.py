@@ -16,15 +16,15 @@ class Verdict(StrEnum):
     """What to do with the message."""
 
     ACK = "ack"
-    """Done: acknowledge."""
+    """Handled: acknowledge, once its outcome is durable."""
     NAK = "nak"
     """Not now: have it delivered again."""
     FAIL = "fail"
-    """Never: record `failed`, publish the `End`, acknowledge."""
+    """Never: what can be told is told and kept in stream `DEAD`; acknowledge."""
     DROP = "drop"
     """Too late: acknowledge and forget."""
     DEAD = "dead"
-    """Tried too often: copy to stream `DEAD`, then as `FAIL`."""
+    """Tried too often: the server says so on stream `UNDELIVERED`; whoever hears it ends it."""
 
 
 def verdict(
@@ -33,7 +33,7 @@ def verdict(
     """The verdict on a message whose handling ended with `error` (None: well).
 
     A lost compare-and-swap and a worker's "no" are worth another look. Once `max_deliver` is
-    reached JetStream would silently stop delivering, so the last try goes to `DEAD`.
+    reached JetStream delivers no more: to ask for it again would be in vain.
 
     Raises:
         BaseException: `error` itself, if it is none of ours: a bug ends the process.

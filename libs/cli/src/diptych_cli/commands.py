@@ -38,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_top,
         _add_tap,
         _add_kv,
+        _add_dead,
         _add_models,
         _add_doctor,
     ):
@@ -120,6 +121,46 @@ def _add_kv(commands: Any) -> None:
             _running(o), ended=o.ended, as_json=o.json, watch=o.watch
         )
     )
+
+
+def _add_dead(commands: Any) -> None:
+    dead = _parser(commands.add_parser, teaching.DEAD, name="dead", help="requests given up")
+    dead.set_defaults(run=lambda _: _help(dead))
+    verbs = dead.add_subparsers(title="commands", metavar="COMMAND")
+    listing = verbs.add_parser("list", help="all of them, the newest last")
+    listing.add_argument("--json", action="store_true", help="one line of JSON")
+    showing = verbs.add_parser("show", help="everything about one")
+    showing.add_argument("id", help="as a client, a log or the list shows it; or its beginning")
+    showing.add_argument("--prompt", action="store_true", help="what was asked too")
+    retrying = verbs.add_parser("retry", help="run it again, as a background response")
+    retrying.add_argument("id", nargs="*", help="as above")
+    retrying.add_argument("--all", action="store_true", help="every one not retried yet")
+    retrying.add_argument("--again", action="store_true", help="although it was retried already")
+    for verb in (listing, showing, retrying):
+        verb.add_argument("--url", "--nats", metavar="URL", help="another NATS than the stack's")
+        _add_where(verb)
+    listing.set_defaults(run=lambda o: _dead().show_all(_place(o), as_json=o.json))
+    showing.set_defaults(run=lambda o: _dead().show_one(_place(o), o.id, prompt=o.prompt))
+    retrying.set_defaults(run=_run_dead_retry)
+
+
+def _dead() -> Any:
+    return need("diptych_cli.dead")
+
+
+def _place(options: argparse.Namespace) -> Any:
+    """The bus that holds the dead requests, and where answers are read."""
+    if options.url:
+        return _dead().Place(options.url)
+    stack = _running(options)
+    return _dead().Place(stack.nats_url, stack.base_url)
+
+
+def _run_dead_retry(options: argparse.Namespace) -> int:
+    if bool(options.id) == options.all:
+        raise CliError("name the requests to retry, or --all of them", code=2)
+    retry = _dead().retry
+    return int(retry(_place(options), options.id, every=options.all, again=options.again))
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ Serve large language models with prefill and decode on separate workers.
   diptych scale decode 3              more or fewer workers while it runs
   diptych tap 'event.>'               what goes over the bus
   diptych kv                          KV transfers on their way
+  diptych dead list                   requests that were given up
   diptych doctor                      can this machine run it?
   diptych models list                 weights known by name
 """
@@ -88,6 +89,22 @@ ended. A transfer takes milliseconds, so look again and again, or at those that 
   diptych kv --watch                  twice a second, until Ctrl-C
   diptych kv --ended 10               the last ten of each worker too
   diptych kv --json                   one line, for scripts
+"""
+
+DEAD = """\
+Requests that ended as failed, kept for seven days: which, why, whom they took down; and another
+try. A retry is a new request with an id of its own. It runs in the background; its answer is read
+like any stored response, and kept for a day once somebody has read it or asked for it (do so
+within 75 minutes).
+
+  diptych dead list
+  diptych dead show 5f0c              an id, or how it begins
+  diptych dead show 5f0c --prompt     what was asked too: people wrote that
+  diptych dead retry 5f0c             prints where the answer will be
+  diptych dead retry --all            every one that was not retried yet
+  diptych dead list --url nats://127.0.0.1:4222
+
+Exit code 1 if something could not be retried; what could is retried nevertheless.
 """
 
 MODELS = """\

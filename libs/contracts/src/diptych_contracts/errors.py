@@ -3,6 +3,7 @@
     DiptychError
     ├── Transient            try again (the same id, until the deadline)
     │   ├── BusAway          the bus did not answer; the outcome is unknown
+    │   ├── StoreFull        a stream or bucket has no room: it did not take the message
     │   └── LinkBroken       a KV link failed: nothing sent over it counts
     ├── Permanent            will never work; tell the client
     │   ├── InvalidRequest   the client's request is wrong: names the parameter
@@ -28,6 +29,10 @@ class Transient(DiptychError):
 
 class BusAway(Transient):
     """The bus did not answer in time; whether it took the message is unknown."""
+
+
+class StoreFull(Transient):
+    """A stream or bucket has reached its limit: what was sent is not stored, and will not be."""
 
 
 class LinkBroken(Transient):

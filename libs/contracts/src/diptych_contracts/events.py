@@ -41,12 +41,18 @@ class MemberLost(Message, frozen=True, kw_only=True, tag="member_lost.1"):
     silent_ms: int
 
 
-class DeadLetter(Message, frozen=True, kw_only=True, tag="dead_letter.1"):
-    """A message that could not be processed."""
+class RequestDied(Message, frozen=True, kw_only=True, tag="request_died.1"):
+    """A request ended `failed` and stands in stream `DEAD`; published once, as `<request>.dead`."""
 
-    subject: str
-    reason: str
-    payload: bytes
+    request_id: RequestId
+    cause: str
+    """One of `contracts.dead.Cause`."""
+    detail: str
+    lost_attempts: int = 0
+    workers: tuple[Incarnation, ...] = ()
+    """Those that were lost while they had it."""
 
 
-LifeCycleEvent = RequestQueued | RequestRouted | RequestEnded | MemberJoined | MemberLost
+LifeCycleEvent = (
+    RequestQueued | RequestRouted | RequestEnded | RequestDied | MemberJoined | MemberLost
+)

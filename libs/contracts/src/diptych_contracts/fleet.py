@@ -4,6 +4,7 @@ from enum import StrEnum
 
 from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.ids import Incarnation
+from diptych_contracts.requests import PriorityClass
 from diptych_contracts.transfers import LinkEndpoint
 from diptych_contracts.wire import Message
 
@@ -75,3 +76,26 @@ class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load.1"):
     energy_j: float = 0.0
     """Since the worker started."""
     energy_source: str = "sim"
+
+
+class ClassQueue(Message, frozen=True, kw_only=True, tag="class_queue.1"):
+    """One priority class at one scheduler."""
+
+    priority_class: PriorityClass
+    waiting: int = 0
+    """Requests without a first token, wherever they are."""
+    gap_s: float = 0.0
+    """Mean time between first tokens of the class while somebody waited for one; 0: not known."""
+
+
+class QueueLoad(Message, frozen=True, kw_only=True, tag="queue_load.1"):
+    """A scheduler's queue: every 250 ms. Gateways refuse by it what would wait too long."""
+
+    scheduler: Incarnation
+    queued: int = 0
+    """Requests without workers."""
+    max_queued: int = 0
+    """At so many it takes no more."""
+    storage_full: bool = False
+    """The bucket of records takes none."""
+    classes: tuple[ClassQueue, ...] = ()

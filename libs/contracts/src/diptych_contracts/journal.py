@@ -67,6 +67,8 @@ class End(Message, frozen=True, kw_only=True, tag="end.1"):
     tokens: int | None = None
     """How many tokens the answer has; absent if the sender does not know (cancel, expiry)."""
     report: Report | None = None
+    cause: str = ""
+    """Where it failed: one of `contracts.dead.Cause`."""
 
 
 class TokenFrame(Message, frozen=True, kw_only=True, tag="token_frame.1"):

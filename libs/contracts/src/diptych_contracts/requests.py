@@ -40,6 +40,7 @@ class Deadlines(Message, frozen=True, kw_only=True, tag="deadlines.1"):
     first_token_s: float = 60.0
     inter_token_s: float = 5.0
     total_s: float = 3600.0
+    transfer_s: float = 10.0
 
 
 class Request(Message, frozen=True, kw_only=True, tag="request.1"):
@@ -75,6 +76,19 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
         """How many tokens were read."""
         return len(self.prompt_ids) if self.prompt is None else self.prompt.tokens
 
+    @property
+    def head(self) -> "AnswerHead | None":
+        """What its record says of the answer."""
+        if not self.resume:
+            return None
+        return AnswerHead(
+            model=self.model,
+            created_unix_ms=self.created_unix_ms,
+            prompt_tokens=self.prompt_tokens,
+            stop=self.stopping.stop,
+            priority_class=self.priority_class,
+        )
+
 
 class RecordState(StrEnum):
     """What the record says; finer states come from the journal."""
@@ -95,6 +109,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     link: str | None = None
     next_link: str | None = None
     """The link to take if `link` cannot be opened; None: there is no other, or `link` is forced."""
+    apart: bool = False
+    """Whether its workers are given to nobody else meanwhile."""
 
     @property
     def entry(self) -> Incarnation:
@@ -105,6 +121,30 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     def workers(self) -> tuple[Incarnation, ...]:
         """Everybody involved."""
         return (self.prefill, self.decode) if self.prefill else (self.decode,)
+
+
+class AnswerHead(Message, frozen=True, kw_only=True, tag="answer_head.1"):
+    """What any gateway needs to say an answer again, its tokens apart."""
+
+    model: str
+    created_unix_ms: int
+    prompt_tokens: int
+    stop: tuple[str, ...] = ()
+    priority_class: PriorityClass = PriorityClass.INTERACTIVE
+
+
+class Setback(Message, frozen=True, kw_only=True, tag="setback.1"):
+    """Why an attempt did not finish."""
+
+    attempt: int
+    why: str
+    workers: tuple[Incarnation, ...] = ()
+    """Who had it, or gave it up."""
+    lost: bool = False
+    """Whether they died or fell silent, rather than said no."""
+    apart: bool = False
+    """Whether nothing else ran on them that could have been the reason."""
+    unix_ms: int = 0
 
 
 class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
@@ -121,12 +161,23 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     attempt: int = 1
     lost_attempts: int = 0
     """Attempts that ended by the death or silence of a worker."""
+    strikes: int = 0
+    """Of these, how many in a row brought next to nothing: `policy.suspicion`."""
+    setbacks: tuple[Setback, ...] = ()
+    """The last attempts that did not finish, oldest first."""
     adoptions: int = 0
+    """In a row, without a token between them."""
+    adopted_tokens: int = 0
+    """How many tokens the answer had when it was last adopted."""
     assignment: Assignment | None = None
     request_seq: int = 0
     """Where stream `REQUESTS` holds the request."""
     journal_seq: int = 0
     """The journal's last sequence before the first job: recovery reads from the next one."""
+    journal_end_seq: int = 0
+    """Where the journal holds its end, once it is closed: a late reader reads no further."""
+    head: AnswerHead | None = None
+    """Present where its client may come back for the answer."""
     deadline_unix_ms: int = 0
     """End of the total deadline."""
     cancel_reason: str = ""

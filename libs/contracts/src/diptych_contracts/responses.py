@@ -6,6 +6,7 @@ ended, its text stands here, cut into the same pieces.
 
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
+from diptych_contracts.requests import PriorityClass
 from diptych_contracts.sampling import Sampling
 from diptych_contracts.wire import Message
 
@@ -80,6 +81,7 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     store: bool = True
     background: bool = False
     service_tier: str = "default"
+    priority_class: PriorityClass = PriorityClass.INTERACTIVE
     metadata: tuple[tuple[str, str], ...] = ()
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -92,6 +94,11 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     def response_id(self) -> str:
         """Its id as clients see it."""
         return response_id(self.request_id)
+
+    @property
+    def answer_id(self) -> str:
+        """The same."""
+        return self.response_id
 
 
 class Attended(Message, frozen=True, kw_only=True, tag="attended.1"):

@@ -7,6 +7,8 @@ rest alone.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from diptych_contracts import subjects
+
 MINUTE_S = 60.0
 HOUR_S = 60 * MINUTE_S
 DAY_S = 24 * HOUR_S
@@ -16,6 +18,8 @@ RESUME_WINDOW_S = 15 * MINUTE_S
 
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 """The server's limit for one message, headers included."""
+GATEWAY_HEADER = "Diptych-Gateway"
+"""Of a stored request: whom to tell, even if it cannot be read."""
 MAX_MESSAGE_BYTES = 3_900_000
 """What `bus` accepts: beyond the server's limit the server closes the connection."""
 
@@ -104,7 +108,35 @@ DEAD = StreamSpec(
     discard=Discard.OLD,
     dedupe_s=10 * MINUTE_S,
 )
-STREAMS = (REQUESTS, TOKENS, EVENTS, DEAD)
+
+SCHEDULERS = ConsumerSpec(
+    stream=REQUESTS.name,
+    name="sched",
+    ack_wait_s=2.0,
+    max_deliver=5,
+    max_ack_pending=1024,
+    batch=8,
+)
+
+UNDELIVERED = StreamSpec(
+    name="UNDELIVERED",
+    subjects=(subjects.undelivered(SCHEDULERS.stream, SCHEDULERS.name),),
+    max_age_s=REQUESTS.max_age_s,
+    max_bytes=16 * 1024**2,
+    discard=Discard.OLD,
+    dedupe_s=MINUTE_S,
+)
+"""The server says once, to whoever listens, that it gives a message up: kept, nobody misses it."""
+UNDELIVERED_SCHEDULERS = ConsumerSpec(
+    stream=UNDELIVERED.name,
+    name="sched",
+    ack_wait_s=2.0,
+    max_deliver=1_000_000,
+    max_ack_pending=1024,
+    batch=8,
+)
+
+STREAMS = (REQUESTS, TOKENS, EVENTS, DEAD, UNDELIVERED)
 
 REQUEST_RECORDS = BucketSpec(name="requests", max_bytes=1024**3)
 LEASES = BucketSpec(name="leases")
@@ -117,17 +149,10 @@ MODELS = "models"
 """The object bucket that holds model cards."""
 PROMPTS = "prompts"
 """The object bucket of long prompts, by request id (`contracts.prompts`)."""
+DEAD_PROMPTS = "dead-prompts"
+"""The object bucket of long prompts of dead requests, by request id."""
 RESPONSE_PARTS = "response-parts"
 """The object bucket of what is too large in a stored response."""
-
-SCHEDULERS = ConsumerSpec(
-    stream=REQUESTS.name,
-    name="sched",
-    ack_wait_s=2.0,
-    max_deliver=5,
-    max_ack_pending=1024,
-    batch=8,
-)
 
 RUNNING_RESPONSE_TTL_S = TOKENS.max_age_s
 """As long as its tokens can be read in the journal."""
@@ -138,6 +163,7 @@ MAX_RESPONSE_BYTES = 256 * 1024
 OBJECT_BUCKETS = (
     ObjectBucketSpec(MODELS),
     ObjectBucketSpec(PROMPTS, max_bytes=2 * 1024**3, max_age_s=REQUESTS.max_age_s),
+    ObjectBucketSpec(DEAD_PROMPTS, max_bytes=DEAD.max_bytes, max_age_s=DEAD.max_age_s),
     ObjectBucketSpec(
         RESPONSE_PARTS,
         max_bytes=4 * 1024**3,

@@ -3,7 +3,7 @@
 A name from outside (a model id may hold `/`, `.` or spaces) becomes one subject token by `escape`.
 """
 
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, RequestId
 
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
 
@@ -55,9 +55,23 @@ def event(name: str) -> str:
     return f"event.{name}"
 
 
-def dead(origin: str) -> str:
-    """A message that could not be processed, in stream `DEAD`."""
-    return f"dead.{origin}"
+def dead(stream: str) -> str:
+    """A stored message that cannot be read, in stream `DEAD`."""
+    return f"dead.{stream}"
+
+
+def dead_request(request_id: RequestId) -> str:
+    """A request that ended `failed`, in stream `DEAD`."""
+    return f"dead.request.{request_id}"
+
+
+DEADS = "dead.>"
+"""Everything in stream `DEAD`."""
+
+
+def undelivered(stream: str, consumer: str) -> str:
+    """The server's word that it will deliver a message no more; kept in stream `UNDELIVERED`."""
+    return f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{stream}.{consumer}"
 
 
 # Not stored.
@@ -89,6 +103,15 @@ def load(worker: Incarnation) -> str:
 
 LOADS = "load.*"
 """Every worker's telemetry."""
+
+
+def queue(scheduler: Incarnation) -> str:
+    """How long one scheduler's queue is and how fast it moves, every 250 ms."""
+    return f"queue.{scheduler}"
+
+
+QUEUES = "queue.*"
+"""Every scheduler's queue."""
 
 
 def cancel(worker: Incarnation) -> str:

@@ -31,6 +31,8 @@ class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
     link: str
     layout: KvLayout
     fingerprint: Fingerprint
+    lease_ms: int = 0
+    """How long the writer may take; the reader's own lease, if that is longer."""
 
 
 class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):

@@ -121,7 +121,8 @@ class IncomingTransfers:
         """
         target = self._wanted(request.link)
         self._check_request(request, tokens)
-        lease_s = min(self._lease_s, request.generation.budget_ms / 1000)
+        asked_s = max(self._lease_s, request.lease_ms / 1000)
+        lease_s = min(asked_s, request.generation.budget_ms / 1000)
         transfer = self._ledger.get(request.transfer_id)
         if transfer is None or not transfer.is_open:
             transfer = self._open(request, tokens, now_s + lease_s, target)

@@ -1,10 +1,10 @@
 """The scheduler's view of the workers: who is registered, alive, and how loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, RequestId
 from diptych_policy.prefix_index import PrefixIndex
 from diptych_policy.prefixes import PromptBlocks
 
@@ -57,6 +57,7 @@ class Fleet:
         self._workers: dict[Incarnation, Worker] = {}
         self._alive: set[Incarnation] = set()
         self._choices = 0
+        self._kept_for: dict[RequestId, frozenset[Incarnation]] = {}
         self.blocks = PrefixIndex()
         """What each worker has cached."""
 
@@ -119,6 +120,19 @@ class Fleet:
             entry.assigned = max(0, entry.assigned - 1)
             entry.assigned_tokens = max(0, entry.assigned_tokens - tokens)
             entry.assigned_prefill_tokens = max(0, entry.assigned_prefill_tokens - prefill_tokens)
+
+    def keep_for(self, request_id: RequestId, workers: Iterable[Incarnation]) -> None:
+        """Give `workers` to nobody else from now on; none: any may have what was kept."""
+        if kept := frozenset(workers):
+            self._kept_for[request_id] = kept
+        else:
+            self._kept_for.pop(request_id, None)
+
+    def free_for(self, request_id: RequestId, worker: Incarnation) -> bool:
+        """Whether `worker` is kept for no other request than this one."""
+        return not any(
+            worker in kept for other, kept in self._kept_for.items() if other != request_id
+        )
 
     def usable(self, model: str, role: Role) -> Iterator[Worker]:
         """Workers that serve `model` in `role`, beat, and are not draining."""

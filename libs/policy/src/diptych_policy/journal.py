@@ -69,6 +69,11 @@ class RequestView:
         """Whether the current attempt has added a token."""
         return len(self.token_ids) > self.attempt_start
 
+    @property
+    def has_gap(self) -> bool:
+        """Whether tokens wait for earlier ones."""
+        return bool(self._early)
+
     def apply(self, part: JournalPart) -> Change:
         """Fold one part of the journal in; parts of other requests must not come here."""
         if self.end is not None:

@@ -7,6 +7,7 @@ Effects about one request are performed in order, one after another. If a `SaveR
 
 from dataclasses import dataclass
 
+from diptych_contracts.dead import DeadRequest
 from diptych_contracts.events import LifeCycleEvent
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import Cancel, Job, JobAnswer
@@ -25,6 +26,18 @@ class RequestArrived:
     request_seq: int
     journal_seq: int
     """Newest sequence of its gateway's journal: none of its own entries is older."""
+    deliveries: int = 1
+    """How often it has been pulled, this time included."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUnreadable:
+    """What was pulled is no request, but its headers say whose it was."""
+
+    request_id: RequestId
+    gateway: Incarnation
+    request_seq: int
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,8 @@ class RecordAdopted:
     record: RequestRecord
     request: Request | None
     parts: tuple[JournalPart, ...]
+    until_seq: int = 0
+    """How far that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +77,8 @@ class Journalled:
     """A part of a followed journal, in stream order."""
 
     part: JournalPart
+    seq: int = 0
+    """Where the journal holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +119,7 @@ class AnswersAttended:
 
 Event = (
     RequestArrived
+    | RequestUnreadable
     | RecordCreated
     | RecordSeen
     | RecordGone
@@ -173,6 +191,14 @@ class PublishEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Bury:
+    """Keep a request that ended `failed` in stream `DEAD`, once."""
+
+    request_id: RequestId
+    dead: DeadRequest
+
+
+@dataclass(frozen=True, slots=True)
 class EraseRequest:
     """Delete the stored request: it has ended."""
 
@@ -199,6 +225,7 @@ Effect = (
     | CancelWork
     | PublishFence
     | PublishEnd
+    | Bury
     | EraseRequest
     | Announce
 )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from diptych_contracts.streams import SCHEDULERS
 from diptych_policy.attendance import RESUME_GRACE_S
 
 
@@ -11,6 +12,20 @@ class Limits:
 
     max_queued: int = 1024
     max_lost_attempts: int = 5
+    """Lost in a row to the death or silence of workers: see `suspicion`."""
+    suspect_strikes: int = 3
+    """Of these, how many make a suspect, which runs apart."""
+    max_lost_with_credit: int = 7
+    """Lost in all; then a few tokens prove nothing any more."""
+    max_lost_in_all: int = 10
+    proof_tokens: int = 8
+    """An attempt that brought so many is past what killed the one before it."""
+    idle_wait_s: float = 3.0
+    """How long a suspect waits for idle workers before it runs beside such as get on."""
+    apart_wait_s: float = 20.0
+    """How long it waits for those before it runs beside anybody."""
+    max_deliveries: int = SCHEDULERS.max_deliver
+    """A request that comes so often has stopped whoever took it: it is not tried again."""
     max_failures: int = 5
     """Attempts given up by live workers for other reasons than room."""
     max_adoptions: int = 3

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from diptych_contracts.dead import Cause
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import Cancel, GenerateJob, Generation, Job, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
@@ -12,7 +13,7 @@ from diptych_contracts.requests import Assignment, Mode, Request, RequestRecord
 from diptych_policy.attendance import Attendance
 from diptych_policy.journal import RequestView
 from diptych_policy.prefixes import PromptBlocks
-from diptych_policy.routing import Demand
+from diptych_policy.routing import Company, Demand
 
 
 class Stage(StrEnum):
@@ -57,6 +58,10 @@ class LiveRequest:
     not_before_s: float = 0.0
     excluded: dict[Incarnation, float] = field(default_factory=dict)
     """Workers that said no, and until when that counts."""
+    shared: bool = False
+    """Whether another scheduler's suspect has been put beside it."""
+    undeliverable: str = ""
+    """Why it is not even tried."""
     unplaced: str = ""
     """Why no workers were found."""
     booked: dict[Incarnation, Booking] = field(default_factory=dict)
@@ -67,6 +72,11 @@ class LiveRequest:
 
     def __post_init__(self) -> None:
         self.prompt = PromptBlocks.of(self.request)
+
+    @property
+    def added_tokens(self) -> int:
+        """How many tokens the current attempt has brought."""
+        return len(self.view.token_ids) - self.view.attempt_start
 
     def to(self, stage: Stage, *, now_s: float) -> None:
         """Enter `stage`."""
@@ -80,7 +90,12 @@ class LiveRequest:
             return False
         return worker == assignment.decode or not self.decode_started
 
-    def demand(self) -> Demand:
+    def demand(
+        self,
+        *,
+        company: Company = Company.ANY,
+        unproven: frozenset[Incarnation] = frozenset(),
+    ) -> Demand:
         """What the next attempt needs."""
         done = len(self.view.token_ids)
         return Demand(
@@ -90,6 +105,9 @@ class LiveRequest:
             forced=self.request.forced,
             excluded=frozenset(self.excluded),
             prompt=self.prompt,
+            request_id=self.request.request_id,
+            company=company,
+            unproven=unproven,
         )
 
     def job(self, assignment: Assignment, *, unix_ms: int) -> Job:
@@ -115,6 +133,8 @@ class LiveRequest:
             decode_worker=assignment.decode,
             link=assignment.link or "",
             next_link=assignment.next_link,
+            first_token_ms=int(request.deadlines.first_token_s * 1000),
+            transfer_ms=int(request.deadlines.transfer_s * 1000),
         )
 
     def fence(self) -> Fence:
@@ -125,7 +145,7 @@ class LiveRequest:
         """The order to stop the record's attempt and all before it."""
         return Cancel(request_id=self.record.request_id, attempt=self.record.attempt)
 
-    def end_as(self, reason: EndReason, detail: str) -> End:
+    def end_as(self, reason: EndReason, detail: str, cause: Cause | None = None) -> End:
         """An end of the current attempt."""
         return End(
             request_id=self.record.request_id,
@@ -133,6 +153,7 @@ class LiveRequest:
             reason=reason,
             detail=detail,
             tokens=len(self.view.token_ids) if reason.is_finish else None,
+            cause=cause or "",
         )
 
     def broken_invariants(self) -> Iterator[str]:

@@ -1,12 +1,25 @@
 """The live requests of one scheduler, and the steps that its rules (`recovery`) are made of."""
 
+from collections import Counter
+
 import msgspec
 
-from diptych_contracts.events import RequestEnded
+from diptych_contracts.dead import Cause
+from diptych_contracts.events import RequestEnded, RequestRouted
+from diptych_contracts.fleet import ClassQueue
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason
-from diptych_contracts.requests import Assignment, RecordState, Request, RequestRecord
+from diptych_contracts.requests import (
+    Assignment,
+    PriorityClass,
+    RecordState,
+    Request,
+    RequestRecord,
+    Setback,
+)
 from diptych_policy.attendance import Attendance, grace_s
+from diptych_policy.burying import buried, is_dead
+from diptych_policy.drain_rate import DrainRate
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import RequestView
 from diptych_policy.lifecycle import (
@@ -21,8 +34,18 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
+from diptych_policy.ordering import order_key
 from diptych_policy.orphans import unneeded_prompt
 from diptych_policy.placing import Placer
+from diptych_policy.routing import Company, Demand
+from diptych_policy.suspicion import (
+    cleared,
+    company_of,
+    given_up,
+    struck,
+    suspected,
+    with_setback,
+)
 
 
 class LiveRequests:
@@ -37,6 +60,9 @@ class LiveRequests:
         self._now_s = 0.0
         self._unix_ms = 0
         self._may_place = False
+        self._drains = {priority_class: DrainRate() for priority_class in PriorityClass}
+        self._waiting_elsewhere: set[RequestId] = set()
+        """Suspects of other schedulers that wait for workers."""
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._live
@@ -54,10 +80,29 @@ class LiveRequests:
         """Whether no more requests should be pulled."""
         return self.queued >= self._limits.max_queued
 
+    def class_queues(self) -> tuple[ClassQueue, ...]:
+        """How many of each class wait for a first token, and how fast they get one."""
+        waiting = Counter(
+            live.request.priority_class
+            for live in self._live.values()
+            if not live.view.token_ids and live.stage is not Stage.ENDING
+        )
+        for priority_class, drain in self._drains.items():
+            drain.tick(waiting=waiting[priority_class] > 0, now_s=self._now_s)
+        return tuple(
+            ClassQueue(priority_class=c, waiting=waiting[c], gap_s=round(drain.gap_s, 4))
+            for c, drain in self._drains.items()
+        )
+
     def current(self, request_id: RequestId, attempt: int) -> bool:
         """Whether `attempt` is still the one that counts, and is meant to run."""
         live = self._live.get(request_id)
         return live is not None and live.stage is Stage.ROUTED and live.record.attempt == attempt
+
+    def recorded(self, request_id: RequestId) -> bool:
+        """Whether it is live and its record stands."""
+        live = self._live.get(request_id)
+        return live is not None and live.stage is not Stage.CREATING
 
     def gateways(self) -> set[Incarnation]:
         """Gateways whose journals carry live requests."""
@@ -101,14 +146,54 @@ class LiveRequests:
         record = live.record
         return SendJob(record.request_id, record.attempt, assignment.entry, job)
 
-    def _retry(self, live: LiveRequest, why: str, *, lost: bool) -> list[Effect]:
+    def _lose(self, live: LiveRequest, why: str, *workers: Incarnation) -> list[Effect]:
+        """`workers` have died or fallen silent with the attempt: the next one, or the end."""
+        assignment = live.record.assignment
+        apart = assignment is not None and assignment.apart and not live.shared
+        self._note(live, why, *workers, lost=True, apart=apart)
+        live.record = record = struck(
+            live.record, self._limits, added_tokens=live.added_tokens, apart=apart
+        )
+        if given_up(record, self._limits):
+            detail = f"{record.lost_attempts} attempts were lost, the last one: {why}"
+            return self._end(live, EndReason.FAILED, detail, Cause.LOST_WORKERS)
+        return self._retry(live)
+
+    def _note(
+        self,
+        live: LiveRequest,
+        why: str,
+        *workers: Incarnation,
+        lost: bool = False,
+        apart: bool = False,
+    ) -> None:
+        """Remember why the attempt did not finish."""
+        setback = Setback(
+            attempt=live.record.attempt,
+            why=why,
+            workers=workers,
+            lost=lost,
+            apart=apart,
+            unix_ms=self._unix_ms,
+        )
+        live.record = with_setback(live.record, setback)
+
+    def _cleared(self, live: LiveRequest) -> list[Effect]:
+        """Put a suspect that has got past what it was suspected for among the others again."""
+        assignment = live.record.assignment
+        if assignment is None or not cleared(
+            live.record, self._limits, added_tokens=live.added_tokens
+        ):
+            return []
+        assignment = msgspec.structs.replace(assignment, apart=False)
+        live.record = msgspec.structs.replace(live.record, strikes=0, assignment=assignment)
+        self._placer.keep(live, assignment)
+        self._may_place = True
+        return [SaveRecord(live.record)]
+
+    def _retry(self, live: LiveRequest) -> list[Effect]:
         """Give the attempt up and announce the next one."""
         record = live.record
-        lost_attempts = record.lost_attempts + lost
-        if lost_attempts >= self._limits.max_lost_attempts:
-            return self._end(
-                live, EndReason.FAILED, f"{lost_attempts} attempts were lost, the last one: {why}"
-            )
         cancels = self._cancel_work(live)
         self._release(live)
         live.decode_started = False
@@ -116,7 +201,6 @@ class LiveRequests:
             record,
             state=RecordState.QUEUED,
             attempt=record.attempt + 1,
-            lost_attempts=lost_attempts,
             assignment=None,
         )
         live.to(Stage.FENCING, now_s=self._now_s)
@@ -136,9 +220,13 @@ class LiveRequests:
             if self._fleet.alive(worker)
         ]
 
-    def _end(self, live: LiveRequest, reason: EndReason, detail: str) -> list[Effect]:
+    def _end(
+        self, live: LiveRequest, reason: EndReason, detail: str, cause: Cause | None = None
+    ) -> list[Effect]:
         """Write the end to the record, then to the journal; closing waits for the journal."""
-        end = live.end_as(reason, detail)
+        if reason is EndReason.EXPIRED and suspected(live.record, self._limits):
+            cause = Cause.LOST_WORKERS
+        end = live.end_as(reason, detail, cause)
         cancels = self._cancel_work(live)
         self._release(live)
         live.end = end
@@ -146,17 +234,98 @@ class LiveRequests:
         live.to(Stage.ENDING, now_s=self._now_s)
         return [SaveRecord(live.record), *cancels, PublishEnd(live.record.gateway, end)]
 
-    def _close(self, live: LiveRequest, end: End) -> list[Effect]:
+    def _close(self, live: LiveRequest, end: End, end_seq: int) -> list[Effect]:
         self._forget(live)
-        record = msgspec.structs.replace(live.record, state=RecordState.CLOSED, end=end)
+        record = msgspec.structs.replace(live.record, journal_end_seq=end_seq)
+        tokens = len(live.view.token_ids)
+        return self._closed(record, end, request=live.request, tokens=tokens)
+
+    def _closed(
+        self, record: RequestRecord, end: End, *, request: Request | None, tokens: int = 0
+    ) -> list[Effect]:
+        """Bury what failed, close the record, say so, and only then erase the request."""
+        effects: list[Effect] = []
+        if is_dead(record, end, self._limits):
+            effects = buried(record, end, request=request, tokens=tokens, unix_ms=self._unix_ms)
         request_id = record.request_id
+        prompt = unneeded_prompt(request, end) if request is not None else ""
+        closed = msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)
         return [
-            SaveRecord(record),
+            *effects,
+            SaveRecord(closed),
             Announce(request_id, RequestEnded(request_id=request_id, end=end), f"{request_id}.end"),
-            EraseRequest(request_id, record.request_seq, unneeded_prompt(live.request, end)),
+            EraseRequest(request_id, record.request_seq, prompt),
         ]
 
     def _forget(self, live: LiveRequest) -> list[Effect]:
         self._release(live)
         del self._live[live.record.request_id]
         return []
+
+    # Placing
+
+    def _place(self) -> list[Effect]:
+        """Place what is queued, if time, room or the queue has changed: not at every token."""
+        if not self._may_place:
+            return []
+        self._may_place = False
+        waiting = [e for e in self._live.values() if e.stage is Stage.QUEUED]
+        waiting.sort(key=self._turn)
+        effects: list[Effect] = []
+        suspects = 0
+        for live in waiting:
+            if live.not_before_s > self._now_s:
+                continue
+            demand = self._demand(live)
+            if demand.apart and self._yields(live.record.request_id):
+                continue
+            placed = self._try_to_place(live, demand)
+            effects += placed
+            if not placed and suspected(live.record, self._limits):
+                suspects += demand.apart
+                first = demand.apart and suspects == 1
+                self._placer.keep_back(demand if first else None, live.record.request_id)
+        return effects
+
+    def _turn(self, live: LiveRequest) -> tuple[bool, tuple[int, int]]:
+        """Suspects first: an idle worker is rare, and each needs it for some tokens only."""
+        order = order_key(live.request.priority_class, live.arrival)
+        return (not suspected(live.record, self._limits), order)
+
+    def _demand(self, live: LiveRequest) -> Demand:
+        live.excluded = {w: t for w, t in live.excluded.items() if t > self._now_s}
+        waited_s = self._now_s - live.since_s
+        company = company_of(live.record, self._limits, waited_s=waited_s)
+        unproven = self._unproven() if company is Company.PROVEN else frozenset()
+        return live.demand(company=company, unproven=unproven)
+
+    def _yields(self, request_id: RequestId) -> bool:
+        """Whether another scheduler's suspect goes first: else both would take one idle worker."""
+        return any(other < request_id for other in self._waiting_elsewhere)
+
+    def _unproven(self) -> frozenset[Incarnation]:
+        """Workers with requests that have brought next to nothing there."""
+        return frozenset(
+            worker
+            for live in self._live.values()
+            if live.added_tokens < self._limits.proof_tokens
+            for worker in live.booked
+        )
+
+    def _try_to_place(self, live: LiveRequest, demand: Demand) -> list[Effect]:
+        placement = self._placer.place(live, demand)
+        if placement is None:
+            return []
+        live.record = msgspec.structs.replace(
+            live.record, state=RecordState.ROUTED, assignment=placement
+        )
+        live.progress_s = self._now_s
+        live.shared = False
+        live.to(Stage.ROUTED, now_s=self._now_s)
+        request_id, attempt = live.record.request_id, live.record.attempt
+        routed = RequestRouted(request_id=request_id, attempt=attempt, assignment=placement)
+        return [
+            SaveRecord(live.record),
+            self._send(live, placement),
+            Announce(request_id, routed, f"{request_id}.routed.{attempt}"),
+        ]

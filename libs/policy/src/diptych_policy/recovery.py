@@ -15,7 +15,8 @@ Rules:
   read back are the tokens before it the prefix, and only then does a job go out.
 - The first `End` of the newest attempt in the journal's order is the end, whoever wrote it.
 - A refusal or a failed hand-off is not a lost attempt; the death or silence of a worker is. Five
-  lost ones end the request: a poisonous request must not walk through the fleet.
+  lost ones end the request: a poisonous one must not walk through the fleet (`suspicion`). What
+  failed is buried before its record is closed, and erased after.
 - Deadlines use `now_s`, the judge's clock, which stands still while the bus is away; the total
   deadline uses wall time.
 """
@@ -24,7 +25,8 @@ from collections import deque
 
 import msgspec
 
-from diptych_contracts.events import RequestQueued, RequestRouted
+from diptych_contracts.dead import Cause
+from diptych_contracts.events import RequestQueued
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import JobRefused, RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Started
@@ -51,13 +53,14 @@ from diptych_policy.lifecycle import (
     RecordGone,
     RecordSeen,
     RequestArrived,
+    RequestUnreadable,
     SaveRecord,
     Ticked,
 )
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
 from diptych_policy.live_requests import LiveRequests
-from diptych_policy.ordering import order_key
+from diptych_policy.suspicion import suspected
 
 
 class Ledger(LiveRequests):
@@ -79,8 +82,8 @@ class Ledger(LiveRequests):
         self._unix_ms = unix_ms
         self.log.append(event)
         match event:
-            case RequestArrived():
-                effects = self._arrived(event)
+            case RequestArrived() | RequestUnreadable():
+                effects = self._pulled(event)
             case RecordCreated(request_id):
                 effects = self._created(request_id)
             case RecordSeen(record):
@@ -100,7 +103,9 @@ class Ledger(LiveRequests):
                 effects = [e for live in list(self._live.values()) for e in self._due(live)]
         return effects + self._place()
 
-    def _arrived(self, event: RequestArrived) -> list[Effect]:
+    def _pulled(self, event: RequestArrived | RequestUnreadable) -> list[Effect]:
+        if isinstance(event, RequestUnreadable):
+            return self._unreadable(event)
         request = event.request
         if request.request_id in self._live:
             return []
@@ -112,14 +117,38 @@ class Ledger(LiveRequests):
             request_seq=event.request_seq,
             journal_seq=event.journal_seq,
             deadline_unix_ms=request.deadline_unix_ms,
+            head=request.head,
         )
-        self._enter(request, record, Stage.CREATING)
+        live = self._enter(request, record, Stage.CREATING)
+        if event.deliveries >= self._limits.max_deliveries:
+            live.undeliverable = f"it was handed out {event.deliveries} times and never taken on"
         return [CreateRecord(record)]
+
+    def _unreadable(self, event: RequestUnreadable) -> list[Effect]:
+        """Nobody can run it: its record begins with its end."""
+        end = End(
+            request_id=event.request_id,
+            attempt=1,
+            reason=EndReason.FAILED,
+            detail=event.detail,
+            cause=Cause.UNREADABLE,
+        )
+        record = RequestRecord(
+            request_id=event.request_id,
+            owner=self._me,
+            gateway=event.gateway,
+            state=RecordState.ENDING,
+            request_seq=event.request_seq,
+            end=end,
+        )
+        return [CreateRecord(record), *self._bury(record, end)]
 
     def _created(self, request_id: RequestId) -> list[Effect]:
         live = self._live.get(request_id)
         if live is None or live.stage is not Stage.CREATING:
             return []
+        if live.undeliverable:
+            return self._end(live, EndReason.FAILED, live.undeliverable, Cause.UNDELIVERABLE)
         self._queue(live)
         event = RequestQueued(request_id=request_id, scheduler=self._me)
         return [Announce(request_id, event, f"{request_id}.queued")]
@@ -127,7 +156,7 @@ class Ledger(LiveRequests):
     def _seen(self, record: RequestRecord) -> list[Effect]:
         live = self._live.get(record.request_id)
         if live is None:
-            self._foreign.note(record)
+            self._note_foreign(record)
             return []
         if record.state is RecordState.CLOSED:
             return self._forget(live)
@@ -139,8 +168,9 @@ class Ledger(LiveRequests):
             )
             return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
         if record.owner != self._me:
-            self._foreign.note(record)
-            return self._forget(live)
+            forgotten = self._forget(live)
+            self._note_foreign(record)
+            return forgotten
         if record.state is RecordState.ENDING:
             live.record = record
             live.end = record.end
@@ -149,8 +179,26 @@ class Ledger(LiveRequests):
             return self._cancel_work(live)
         return []
 
-    def _gone(self, request_id: RequestId) -> list[Effect]:
+    def _note_foreign(self, record: RequestRecord) -> None:
+        """Another scheduler's request: where it runs apart, none of ours does."""
+        self._foreign.note(record)
+        routed = record.assignment if record.state is RecordState.ROUTED else None
+        workers = routed.workers if routed is not None and routed.apart else ()
+        self._fleet.keep_for(record.request_id, workers)
+        if record.state is RecordState.QUEUED and suspected(record, self._limits):
+            self._waiting_elsewhere.add(record.request_id)
+        else:
+            self._waiting_elsewhere.discard(record.request_id)
+        for live in self._live.values() if workers else ():
+            live.shared = live.shared or not live.booked.keys().isdisjoint(workers)
+
+    def _forget_foreign(self, request_id: RequestId) -> None:
         self._foreign.forget(request_id)
+        self._fleet.keep_for(request_id, ())
+        self._waiting_elsewhere.discard(request_id)
+
+    def _gone(self, request_id: RequestId) -> list[Effect]:
+        self._forget_foreign(request_id)
         live = self._live.get(request_id)
         return self._forget(live) if live is not None else []
 
@@ -177,37 +225,40 @@ class Ledger(LiveRequests):
                 live.attendance.unread(now_s=self._now_s)
                 effects += self._due(live)
             elif live.stage is Stage.ROUTED and live.needs(member):
-                effects += self._retry(live, f"{member} is gone", lost=True)
+                effects += self._lose(live, f"{member} is gone", member)
         return effects + [AdoptRecord(record) for record in self._foreign.take_from(member)]
 
     def _adopted(self, event: RecordAdopted) -> list[Effect]:
         record, request = event.record, event.request
-        self._foreign.forget(record.request_id)
+        self._forget_foreign(record.request_id)
         if record.request_id in self._live:
             return []
         if request is None:
-            return self._bury(record)
+            end = record.end or End(
+                request_id=record.request_id,
+                attempt=record.attempt,
+                reason=EndReason.FAILED,
+                detail="the stored request is gone, or cannot be read",
+                cause=Cause.MISSING,
+            )
+            return self._bury(record, end)
         live = self._enter(request, record, Stage.CREATING)
         for part in event.parts:
             self._fold(live, part)
         if live.view.end is not None:
-            return self._close(live, live.view.end)
-        if live.view.token_ids:
-            live.record = record = msgspec.structs.replace(record, adoptions=0)
+            return self._close(live, live.view.end, event.until_seq)
+        tokens = len(live.view.token_ids)
+        if tokens > record.adopted_tokens:
+            live.record = msgspec.structs.replace(record, adoptions=0, adopted_tokens=tokens)
+            return [SaveRecord(live.record), *self._continue(live)]
         if record.adoptions > self._limits.max_adoptions:
-            return self._end(live, EndReason.FAILED, "its schedulers died one after another")
+            detail = f"its last {record.adoptions} schedulers died without getting any further"
+            return self._end(live, EndReason.FAILED, detail, Cause.LOST_SCHEDULERS)
         return self._continue(live)
 
-    def _bury(self, record: RequestRecord) -> list[Effect]:
-        """The stored request is gone, so nobody can serve it: say so and close."""
-        end = End(
-            request_id=record.request_id,
-            attempt=record.attempt,
-            reason=EndReason.FAILED,
-            detail="the stored request is gone",
-        )
-        closed = msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)
-        return [PublishEnd(record.gateway, end), SaveRecord(closed)]
+    def _bury(self, record: RequestRecord, end: End) -> list[Effect]:
+        """Nobody can serve it: say so and close."""
+        return [PublishEnd(record.gateway, end), *self._closed(record, end, request=None)]
 
     def _continue(self, live: LiveRequest) -> list[Effect]:
         """Go on where the dead owner stopped."""
@@ -225,8 +276,9 @@ class Ledger(LiveRequests):
             self._queue(live)
             return []
         assignment = record.assignment
-        if any(not self._fleet.alive(w) for w in assignment.workers if live.needs(w)):
-            return self._retry(live, "its worker is gone", lost=True)
+        gone = [w for w in assignment.workers if live.needs(w) and not self._fleet.alive(w)]
+        if gone:
+            return self._lose(live, f"{gone[0]} is gone", *gone)
         live.to(Stage.ROUTED, now_s=self._now_s)
         self._placer.book(live, assignment)
         if live.view.attempt_has_tokens or live.decode_started:
@@ -240,13 +292,15 @@ class Ledger(LiveRequests):
         if live is None or live.stage is Stage.CREATING:
             return []
         change = self._fold(live, event.part)
+        if change.new_ids and len(change.new_ids) == len(live.view.token_ids):
+            self._drains[live.request.priority_class].served(now_s=self._now_s)
         if change.end is not None:
-            return self._close(live, change.end)
+            return self._close(live, change.end, event.seq)
         if isinstance(event.part, AttemptFailed):
             return self._failed(live, event.part)
         if change.attempt == live.record.attempt and live.stage is Stage.FENCING:
             return self._refill(live)
-        return []
+        return self._cleared(live) if change.new_ids else []
 
     def _fold(self, live: LiveRequest, part: JournalPart) -> Change:
         """Take note of `part`."""
@@ -271,8 +325,10 @@ class Ledger(LiveRequests):
         if live.stage is not Stage.ROUTED or failed.attempt != live.record.attempt:
             return []
         if not failed.retryable:
-            return self._end(live, EndReason.FAILED, f"{failed.reason}: {failed.detail}")
-        return self._turned_down(live, failed.worker, failed.reason)
+            self._note(live, f"{failed.reason}: {failed.detail}", failed.worker)
+            detail = f"{failed.reason}: {failed.detail}"
+            return self._end(live, EndReason.FAILED, detail, Cause.IMPOSSIBLE)
+        return self._turned_down(live, failed.worker, failed.reason, failed.detail)
 
     def _answered(self, event: JobAnswered) -> list[Effect]:
         live = self._live.get(event.request_id)
@@ -280,62 +336,33 @@ class Ledger(LiveRequests):
             return []
         match event.answer:
             case None:
-                return self._retry(live, f"{event.worker} does not answer", lost=True)
+                return self._lose(live, f"{event.worker} does not answer", event.worker)
             case JobRefused(reason=RefusalReason.EXPIRED):
                 return self._end(live, EndReason.EXPIRED, "the deadline passed")
-            case JobRefused(reason=reason):
-                return self._turned_down(live, event.worker, reason)
+            case JobRefused(reason=reason, detail=detail):
+                return self._turned_down(live, event.worker, reason, detail)
         return []
 
-    def _turned_down(self, live: LiveRequest, worker: Incarnation, reason: str) -> list[Effect]:
+    def _turned_down(
+        self, live: LiveRequest, worker: Incarnation, reason: str, detail: str
+    ) -> list[Effect]:
         """A live worker said no: try elsewhere, after a pause that grows."""
         no_room = reason in (RefusalReason.NO_ROOM, RefusalReason.DRAINING)
         if no_room:
             live.refusals += 1
         else:
             live.failures += 1
+            self._note(live, f"{reason}: {detail}" if detail else reason, worker)
         if live.failures >= self._limits.max_failures:
             detail = f"{live.failures} workers in a row failed it, the last with: {reason}"
-            return self._end(live, EndReason.FAILED, detail)
+            return self._end(live, EndReason.FAILED, detail, Cause.FAILED_ATTEMPTS)
         doublings = min(live.refusals + live.failures, 8)
         pause_s = min(
             self._limits.first_back_off_s * 2 ** (doublings - 1), self._limits.max_back_off_s
         )
         live.not_before_s = self._now_s + (pause_s if no_room else 0.0)
         live.excluded[worker] = self._now_s + 2 * pause_s
-        return self._retry(live, reason, lost=False)
-
-    # Placing
-
-    def _place(self) -> list[Effect]:
-        """Place what is queued, if time, room or the queue has changed: not at every token."""
-        if not self._may_place:
-            return []
-        self._may_place = False
-        waiting = [e for e in self._live.values() if e.stage is Stage.QUEUED]
-        waiting.sort(key=lambda e: order_key(e.request.priority_class, e.arrival))
-        effects: list[Effect] = []
-        for live in waiting:
-            if live.not_before_s <= self._now_s:
-                effects += self._try_to_place(live)
-        return effects
-
-    def _try_to_place(self, live: LiveRequest) -> list[Effect]:
-        placement = self._placer.place(live, now_s=self._now_s)
-        if placement is None:
-            return []
-        live.record = msgspec.structs.replace(
-            live.record, state=RecordState.ROUTED, assignment=placement
-        )
-        live.progress_s = self._now_s
-        live.to(Stage.ROUTED, now_s=self._now_s)
-        request_id, attempt = live.record.request_id, live.record.attempt
-        routed = RequestRouted(request_id=request_id, attempt=attempt, assignment=placement)
-        return [
-            SaveRecord(live.record),
-            self._send(live, placement),
-            Announce(request_id, routed, f"{request_id}.routed.{attempt}"),
-        ]
+        return self._retry(live)
 
     # Deadlines
 
@@ -350,7 +377,9 @@ class Ledger(LiveRequests):
             case Expire(detail):
                 return self._end(live, EndReason.EXPIRED, detail)
             case GiveUpAttempt(why):
-                return self._retry(live, why, lost=True)
+                assignment = live.record.assignment
+                silent = [w for w in assignment.workers if live.needs(w)] if assignment else []
+                return self._lose(live, why, *silent)
             case Unread():
                 gateway = live.request.gateway
                 return self._end(live, EndReason.CANCELLED, f"{gateway} is gone")

@@ -11,15 +11,26 @@ to it: where that leaves no pair, one worker does both phases.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 from diptych_contracts.fleet import Role, WorkerRegistration
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import Assignment, Forced, Mode
 from diptych_contracts.transfers import MAX_TRANSFER_BLOCKS
 from diptych_policy.fleet import Fleet, Worker
 from diptych_policy.prefixes import PromptBlocks
 
 UNFORCED = Forced()
+NOBODY = RequestId("")
+
+
+class Company(Enum):
+    """Beside whom a request may run."""
+
+    NONE = auto()
+    PROVEN = auto()
+    """Requests that get on where they are."""
+    ANY = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,15 @@ class Demand:
     """Workers that said no a moment ago."""
     prompt: PromptBlocks = field(default_factory=lambda: PromptBlocks("", ()))
     """What it begins with, for whoever has that cached."""
+    request_id: RequestId = NOBODY
+    company: Company = Company.ANY
+    unproven: frozenset[Incarnation] = frozenset()
+    """Workers that hold requests of which nobody knows yet whether they get on."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether nobody else may be put beside it."""
+        return self.company is not Company.ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +94,56 @@ def choose(demand: Demand, fleet: Fleet) -> Assignment | Unplaced:
     if not prefills and not decodes:
         return Unplaced(f"no worker serves {demand.model!r} at the moment")
     if demand.forced.mode is Mode.LOCAL:
-        return _local(demand, decodes, prefills)
+        return _local(demand, fleet, decodes, prefills)
     ready = [worker for worker in prefills if worker.id not in demand.excluded]
     if demand.forced.mode is Mode.REMOTE or _pairs(demand, ready, decodes):
         return _remote(demand, fleet, prefills, decodes)
-    return _local(demand, decodes, prefills)
+    return _local(demand, fleet, decodes, prefills)
 
 
-def _local(demand: Demand, decodes: list[Worker], prefills: list[Worker]) -> Assignment | Unplaced:
+def soonest_idle(demand: Demand, fleet: Fleet) -> list[Incarnation]:
+    """Of each role the worker that does the least, where there are others to do it meanwhile.
+
+    One that only waits for its company to prove itself holds up a sole worker too: for moments.
+    """
+    found = []
+    for role in Role:
+        workers = [
+            w for w in fleet.usable(demand.model, role) if fleet.free_for(demand.request_id, w.id)
+        ]
+        if len(workers) > 1 or (workers and demand.company is Company.PROVEN):
+            found.append(min(workers, key=lambda w: (w.sequences, w.id)).id)
+    return found
+
+
+def _local(
+    demand: Demand, fleet: Fleet, decodes: list[Worker], prefills: list[Worker]
+) -> Assignment | Unplaced:
     tokens = demand.prompt_tokens + demand.answer_tokens
-    pool = decodes or prefills
+    pool = _open(demand, fleet, decodes or prefills)
     worker = _least_loaded(pool, tokens, demand.excluded, lambda worker: worker.sequences)
     if worker is None:
         return Unplaced("every worker is full")
-    return Assignment(mode=Mode.LOCAL, decode=worker.id)
+    return Assignment(mode=Mode.LOCAL, decode=worker.id, apart=demand.apart)
+
+
+def _open(demand: Demand, fleet: Fleet, workers: Iterable[Worker]) -> list[Worker]:
+    """Those of `workers` that it may be put on: they hold only such company as it may have."""
+    return [
+        worker
+        for worker in workers
+        if fleet.free_for(demand.request_id, worker.id) and _fit_company(demand, worker)
+    ]
+
+
+def _fit_company(demand: Demand, worker: Worker) -> bool:
+    match demand.company:
+        case Company.NONE:
+            return worker.sequences == 0
+        case Company.PROVEN:
+            return worker.id not in demand.unproven
+        case Company.ANY:
+            return True
 
 
 def _remote(
@@ -99,7 +155,7 @@ def _remote(
             f"no prefill worker can hand the KV of {demand.prompt_tokens} tokens to a decode worker"
         )
     decode = _least_loaded(
-        {decode.id: decode for _, decode, _ in pairs}.values(),
+        _open(demand, fleet, {decode.id: decode for _, decode, _ in pairs}.values()),
         demand.prompt_tokens + demand.answer_tokens,
         demand.excluded,
         lambda worker: worker.sequences,
@@ -108,7 +164,7 @@ def _remote(
         return Unplaced("every decode worker is full")
     links = {prefill.id: links for prefill, peer, links in pairs if peer is decode}
     prefill = _least_loaded(
-        [worker for worker in prefills if worker.id in links],
+        _open(demand, fleet, [worker for worker in prefills if worker.id in links]),
         demand.prompt_tokens,
         demand.excluded,
         lambda worker: (
@@ -120,7 +176,12 @@ def _remote(
         return Unplaced("every prefill worker is full")
     link, next_link = (*links[prefill.id], None)[:2]
     return Assignment(
-        mode=Mode.REMOTE, prefill=prefill.id, decode=decode.id, link=link, next_link=next_link
+        mode=Mode.REMOTE,
+        prefill=prefill.id,
+        decode=decode.id,
+        link=link,
+        next_link=next_link,
+        apart=demand.apart,
     )
 
 

@@ -100,6 +100,9 @@ class SchedulerMetrics:
         self.refused = counter("scheduler_refused_total", "Jobs refused by workers.", "reason")
         self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
         self.adoptions = counter("scheduler_adoptions_total", "Records taken over.")
+        self.dead = counter(
+            "scheduler_dead_requests_total", "Requests that were given up as failed.", "cause"
+        )
         self.workers = gauge("scheduler_workers", "Workers believed alive.", "role")
         self.lost = counter("scheduler_members_lost_total", "Members declared dead.")
         self.returned = counter(

@@ -15,6 +15,7 @@ from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import Request
+from diptych_contracts.streams import GATEWAY_HEADER
 from diptych_policy.journal import RequestView, parts
 
 _BEAT_S = 0.1
@@ -50,10 +51,20 @@ class BusClient:
         request = msgspec.structs.replace(
             request, gateway=self._me, created_unix_ms=time.time_ns() // 1_000_000
         )
-        self.views[request.request_id] = RequestView(request.request_id)
-        self.delivered[request.request_id] = []
+        self.expect(request.request_id)
         subject = subjects.request(request.priority_class, request.model)
-        await self._bus.store(subject, request, msg_id=request.request_id, timeout_s=2.0)
+        await self._bus.store(
+            subject,
+            request,
+            msg_id=request.request_id,
+            timeout_s=2.0,
+            headers={GATEWAY_HEADER: self._me},
+        )
+
+    def expect(self, request_id: RequestId) -> None:
+        """Hear of a request that somebody else sends."""
+        self.views[request_id] = RequestView(request_id)
+        self.delivered[request_id] = []
 
     async def ended(self, request_id: str, timeout_s: float = 60.0) -> End:
         """Wait for the end of a request."""

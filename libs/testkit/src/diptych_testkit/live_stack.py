@@ -49,12 +49,14 @@ def free_port() -> int:
 class Process:
     """One service."""
 
-    def __init__(self, service: str, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, service: str, folder: Path, environment: Mapping[str, str], *, module: str = ""
+    ) -> None:
         self.service = service
         self.health_port = free_port()
         self.log = folder / f"{service}-{self.health_port}.log"
         health = f"DIPTYCH_{service.upper().replace('-', '_')}__HEALTH_PORT"
-        command = (sys.executable, "-m", f"diptych_{service.replace('-', '_')}")
+        command = (sys.executable, "-m", module or f"diptych_{service.replace('-', '_')}", service)
         tether = (sys.executable, "-m", "diptych_chassis.tether", str(os.getpid()), "--")
         with self.log.open("wb") as log:
             self.popen = subprocess.Popen(
@@ -147,9 +149,10 @@ class LiveStack:
         variables |= {f"DIPTYCH_ALL__{name}": value for name, value in self._settings.items()}
         return variables | {prefix + name: value for name, value in (own | settings).items()}
 
-    def start(self, service: str, **settings: str) -> Process:
-        """Start a service; it is not ready yet."""
-        process = Process(service, self.folder, self.environment(service, **settings))
+    def start(self, service: str, *, module: str = "", **settings: str) -> Process:
+        """Start a service, or `module` in its stead; it is not ready yet."""
+        environment = self.environment(service, **settings)
+        process = Process(service, self.folder, environment, module=module)
         self.processes.append(process)
         return process
 

@@ -47,6 +47,8 @@ spans = tracer("worker")
 _CALL_S = 0.5
 _PAUSE_S = 0.1
 _CLOSING_S = 0.005
+_LEASE_MARGIN_MS = 5_000
+"""For clocks that started at different moments."""
 
 
 class HandOver:
@@ -145,9 +147,13 @@ class HandOver:
             link=link,
             layout=spec.layout,
             fingerprint=spec.fingerprint,
+            lease_ms=job.first_token_ms + int(self._within_s(job) * 1000) + _LEASE_MARGIN_MS,
         )
         answer: ReserveAnswer = await self._ask(
-            subjects.kv(job.decode_worker, "reserve"), reserve, ReserveAnswer
+            subjects.kv(job.decode_worker, "reserve"),
+            reserve,
+            ReserveAnswer,
+            within_s=self._within_s(job),
         )
         if isinstance(answer, ReserveRefused):
             raise Refused(answer.reason, answer.detail, by=job.decode_worker)
@@ -162,7 +168,8 @@ class HandOver:
     ) -> None:
         with spans.start_as_current_span(names.KV_TRANSFER) as span:
             ended_s = self._now_s()
-            digests = await transfer.digests(self._transfer_s)
+            within_s = self._within_s(job)
+            digests = await transfer.digests(within_s)
             written_s = self._now_s() - ended_s
             n_bytes = sum(digest.n_bytes for digest in digests)
             span.set_attribute(names.LINK, transfer.kind)
@@ -180,7 +187,8 @@ class HandOver:
                     transfer_bytes=n_bytes,
                 ),
             )
-            answer: JobAnswer = await self._ask(subjects.job(job.decode_worker), decode, JobAnswer)
+            subject = subjects.job(job.decode_worker)
+            answer: JobAnswer = await self._ask(subject, decode, JobAnswer, within_s=within_s)
         if isinstance(answer, JobRefused):
             raise Refused(answer.reason, answer.detail, by=job.decode_worker)
         self._metrics.handed_over(
@@ -190,17 +198,20 @@ class HandOver:
             took_s=self._now_s() - ended_s,
         )
 
-    async def _ask(self, subject: str, message: Message, reply: object) -> Any:
+    def _within_s(self, job: PrefillJob) -> float:
+        return job.transfer_ms / 1000 or self._transfer_s
+
+    async def _ask(self, subject: str, message: Message, reply: object, *, within_s: float) -> Any:
         """Ask until there is an answer; the peer is idempotent."""
-        give_up_s = self._now_s() + self._transfer_s
+        give_up_s = self._now_s() + within_s
         while True:
             try:
                 return await self._bus.request(subject, message, reply, timeout_s=_CALL_S)
             except BusAway as err:
                 if not self._bus.connected:
-                    give_up_s = self._now_s() + self._transfer_s
+                    give_up_s = self._now_s() + within_s
                 elif self._now_s() >= give_up_s:
-                    raise Expired(f"no answer on {subject} in {self._transfer_s:g} s") from err
+                    raise Expired(f"no answer on {subject} in {within_s:g} s") from err
                 await asyncio.sleep(_PAUSE_S)
 
 

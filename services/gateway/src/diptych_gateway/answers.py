@@ -21,6 +21,8 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n"
 """One line: after an event with an `id` openai's client takes a blank line for an empty event."""
 
+_NOTHING = -2
+"""Before the first index."""
 _TEXT_MARK = b'"content":"\\u0000"'
 _encode = msgspec.json.Encoder().encode
 
@@ -179,11 +181,19 @@ def completion(heading: Heading, stream: AnswerStream, *, text: str) -> bytes:
 class ChunkWriter:
     """Server-sent events of one answer.
 
-    Each carries `id: <request id>:<index of the last token it includes>`, -1 before the first.
+    Each carries `id: <request id>:<index>`: of the token whose text it holds, -1 for the first,
+    and after the last token n-1: n for text held back until the end, n+1 for the last chunk, n+2
+    for the usage. So a client may go on after any.
+
+    Args:
+        heading: What every chunk says.
+        include_usage: Whether the usage is told.
+        after: The last index the client has; nothing up to it is said again.
     """
 
-    def __init__(self, heading: Heading, *, include_usage: bool) -> None:
+    def __init__(self, heading: Heading, *, include_usage: bool, after: int = _NOTHING) -> None:
         self._heading = heading
+        self._after = after
         self._include_usage = include_usage
         self._id = f"id: {heading.request_id}:".encode()
         whole = _encode(self._chunk(Delta(content="\0")))
@@ -193,11 +203,11 @@ class ChunkWriter:
 
     def start(self) -> list[bytes]:
         """The first chunk: whose turn it is."""
-        return [self._event(-1, self._chunk(Delta(role="assistant", content="")))]
+        return self._unseen(-1, self._chunk(Delta(role="assistant", content="")))
 
     def texts(self, pieces: Iterable[tuple[int, str]]) -> list[bytes]:
         """A chunk per piece of text."""
-        return [self.text(index, text) for index, text in pieces]
+        return [self.text(index, text) for index, text in pieces if index > self._after]
 
     def text(self, index: int, text: str) -> bytes:
         """Text that token `index` made showable."""
@@ -207,18 +217,19 @@ class ChunkWriter:
         """The last chunk, the usage if it was asked for, and the end mark; or why it failed."""
         if stream.failure is not None:
             return self.failed(stream.failure)
-        index = stream.last_index
-        last = self._event(index, self._chunk(Delta(), finish_reason=finish_reason(stream)))
+        tokens = stream.tokens
+        finish = self._chunk(Delta(), finish_reason=finish_reason(stream))
+        last = self._unseen(tokens + 1, finish)
         if not self._include_usage:
-            return [last, DONE]
+            return [*last, DONE]
         chunk = self._chunk(Delta())
         chunk.choices = []
         chunk.usage = usage(stream)
-        return [last, self._event(index, chunk), DONE]
+        return [*last, *self._unseen(tokens + 2, chunk), DONE]
 
     def failed(self, failure: ApiError) -> list[bytes]:
         """An error after the first byte; the connection's end follows it."""
-        return [b"data: " + failure.body + b"\n\n"]
+        return [b"data: " + failure.late_body + b"\n\n"]
 
     def _chunk(self, delta: Delta, *, finish_reason: str | None = None) -> Chunk:
         return Chunk(
@@ -230,5 +241,7 @@ class ChunkWriter:
             usage=None if self._include_usage else UNSET,
         )
 
-    def _event(self, index: int, chunk: Chunk) -> bytes:
-        return b"%b%d\ndata: %b\n\n" % (self._id, index, _encode(chunk))
+    def _unseen(self, index: int, chunk: Chunk) -> list[bytes]:
+        if index <= self._after:
+            return []
+        return [b"%b%d\ndata: %b\n\n" % (self._id, index, _encode(chunk))]

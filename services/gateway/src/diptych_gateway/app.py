@@ -6,9 +6,12 @@ from functools import partial
 from diptych_chassis.member import Member
 from diptych_contracts.ids import new_request_id
 from diptych_gateway.accepting import Acceptance, Identity
+from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
+from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
-from diptych_gateway.generating import Generations, deadlines
+from diptych_gateway.chat_resuming import ChatResumption
+from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
 from diptych_gateway.keeping import Keeper
@@ -17,7 +20,7 @@ from diptych_gateway.records import Records
 from diptych_gateway.responses import Responses
 from diptych_gateway.resuming import Resumption
 from diptych_gateway.routes import Generating, Reasons, application
-from diptych_gateway.server import HttpServer
+from diptych_gateway.server import ConnectionLimits, HttpServer
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
 from diptych_gateway.sockets import ResponsesSocket
@@ -25,6 +28,10 @@ from diptych_gateway.turns import Turns
 from diptych_policy.admission import Admission
 
 SERVICE = "gateway"
+_WAITING_FRAMES = 32
+"""Memory for turns that wait in their lanes, in frames of the largest size."""
+_REMEMBERED_CHARS = 64 * 1024 * 1024
+"""Of conversations that WebSockets remember, all together."""
 
 
 async def serve(member: Member, settings: GatewaySettings) -> None:
@@ -43,13 +50,16 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     in_flight = InFlight(now_s, records, keeper)
     resumption = Resumption(bus, me, in_flight=in_flight, keeper=keeper, now_s=now_s)
     admission = Admission(settings.max_in_flight)
+    deadlines = settings.deadlines().of
+    door = Door(bus=bus, admission=admission, deadlines=deadlines, now_s=now_s)
     generations = Generations(
         settings=settings,
-        identity=Identity(me, deadlines(settings), settings.default_max_tokens),
+        identity=Identity(me, deadlines, settings.default_max_tokens),
         now_s=now_s,
         acceptance=Acceptance(bus, models, executor=executor, rng=member.rng),
         in_flight=in_flight,
         keeper=keeper,
+        door=door,
     )
     turns = Turns(generations=generations, models=models, archive=archive, resumption=resumption)
     intake = Intake(
@@ -58,11 +68,26 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         max_bytes=settings.max_body_bytes,
         timeout_s=settings.body_s,
     )
+    chat_resumption = ChatResumption(
+        bus=bus,
+        admission=admission,
+        generations=generations,
+        models=models,
+        resumption=resumption,
+    )
     generating = Generating(
-        chat=ChatCompletions(admission=admission, generations=generations, intake=intake),
+        chat=ChatCompletions(
+            admission=admission,
+            generations=generations,
+            intake=intake,
+            resumption=chat_resumption,
+        ),
         responses=Responses(admission=admission, turns=turns, records=records, intake=intake),
         socket=ResponsesSocket(
             admission=admission,
+            sockets=Admission(settings.max_sockets),
+            waiting=Budget(_WAITING_FRAMES * settings.max_body_bytes),
+            remembered=Budget(_REMEMBERED_CHARS),
             turns=turns,
             intake=intake,
             new_id=partial(new_request_id, member.rng),
@@ -76,8 +101,11 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             app,
             host=settings.host,
             port=settings.port,
-            max_frame_bytes=settings.max_body_bytes,
-            ping_s=settings.socket_ping_s,
+            limits=ConnectionLimits(
+                max_connections=settings.max_connections,
+                max_frame_bytes=settings.max_body_bytes,
+                ping_s=settings.socket_ping_s,
+            ),
             reuse_port=settings.reuse_port,
         ),
         models=models,
@@ -86,6 +114,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         archive=archive,
         resumption=resumption,
         admission=admission,
+        door=door,
         reasons=reasons,
         drain_s=settings.drain_s,
     )

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_contracts.requests import Mode
+from diptych_contracts.requests import Mode, PriorityClass
 
 ABSENT = msgspec.Raw(b"null")
 """A parameter not given. What may hold anything is kept as it was written until it is looked at:
@@ -43,6 +43,8 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 class DiptychOptions(msgspec.Struct, forbid_unknown_fields=True):
     mode: Mode | None = None
     link: str | None = None
+    priority_class: PriorityClass | None = None
+    """Instead of what `service_tier` says."""
 
 
 class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +100,15 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
 
 T = TypeVar("T")
 
+
+class TierBody(msgspec.Struct):
+    """What a body says of its class; all else is skipped."""
+
+    service_tier: msgspec.Raw = ABSENT
+    diptych: msgspec.Raw = ABSENT
+
+
+_tier_decoder = msgspec.json.Decoder(TierBody)
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str] | None)
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
@@ -109,6 +120,14 @@ _SHOWN_CHARS = 80
 def decode(data: bytes) -> ChatBody:
     """`data` as a body of chat completions. Raises `InvalidRequest`, see `decode_as`."""
     return decode_as(_chat_decoder, data)
+
+
+def decode_tier(data: bytes) -> TierBody:
+    """What `data` says of its class; nothing if it is no JSON object."""
+    try:
+        return _tier_decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return TierBody()
 
 
 def decode_metadata(data: msgspec.Raw) -> dict[str, str]:

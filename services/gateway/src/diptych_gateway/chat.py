@@ -10,7 +10,8 @@ from diptych_contracts.requests import Request
 from diptych_gateway.admitting import admitted
 from diptych_gateway.answers import ChunkWriter, Heading, completion
 from diptych_gateway.bodies import decode
-from diptych_gateway.checking import ChatCall, check
+from diptych_gateway.chat_resuming import ChatResumption, wanted_by_event_id
+from diptych_gateway.checking import ChatCall, check, likely_class
 from diptych_gateway.delivering import (
     EventStream,
     deliver,
@@ -39,13 +40,18 @@ class ChatCompletions:
     admission: Admission
     generations: Generations
     intake: Intake
+    resumption: ChatResumption
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         now_s = self.generations.now_s
         arrived_s = now_s()
         try:
             body = await self.intake.read(scope["headers"], receive)
-            with admitted(self.admission, now_s):
+            again = wanted_by_event_id(scope, include_usage=b'"include_usage"' in body)
+            if again is not None:
+                await self.resumption.answer(again, scope, receive, send)
+                return
+            with admitted(self.admission, now_s, likely_class(body)):
                 call = await self.intake.judged(len(body), partial(_judge, body, scope))
                 del body
                 came = arrival(scope, arrived_s=arrived_s)

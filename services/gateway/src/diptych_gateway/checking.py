@@ -1,5 +1,6 @@
 """From a body's types to a request's meaning: every value is judged here, none is ignored."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from diptych_gateway.bodies import (
     ContentPart,
     StreamOptions,
     decode_metadata,
+    decode_tier,
 )
 
 MAX_MESSAGES = 2048
@@ -36,6 +38,11 @@ _TIERS = {
     "default": PriorityClass.INTERACTIVE,
     "flex": PriorityClass.BATCH,
 }
+
+_DEFAULT_CLASS = PriorityClass.INTERACTIVE
+_PEEKED_BYTES = 64 * 1024
+"""Above it, looking would cost what a place is there to limit."""
+_NAMED_CLASS = re.compile(rf'"priority_class"\s*:\s*"({"|".join(PriorityClass)})"'.encode())
 
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
@@ -150,7 +157,7 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
         ignore_eos=bool(body.ignore_eos),
         max_tokens=_max_tokens(body),
         forced=forced(body),
-        priority_class=tier_class(body.service_tier),
+        priority_class=priority_class(body),
         resume=resume,
         stream=bool(body.stream),
         include_usage=_include_usage(body),
@@ -364,13 +371,25 @@ def forced(body: CommonBody) -> Forced:
             )
 
 
-def tier_class(tier: str | None) -> PriorityClass:
-    """The class that a `service_tier` names."""
-    if tier is None:
-        return PriorityClass.INTERACTIVE
-    if tier not in _TIERS:
+def priority_class(body: CommonBody) -> PriorityClass:
+    """The class that `diptych.priority_class` or else `service_tier` names."""
+    tier = body.service_tier
+    own = None if body.diptych is None else body.diptych.priority_class
+    if tier is not None and tier not in _TIERS:
         raise unsupported("service_tier", tier, tuple(_TIERS))
-    return _TIERS[tier]
+    if own is not None:
+        return own
+    return _DEFAULT_CLASS if tier is None else _TIERS[tier]
+
+
+def likely_class(data: bytes) -> PriorityClass:
+    """The class of a small body that has no place yet; what is wrong with it is told later."""
+    if len(data) > _PEEKED_BYTES:
+        return _DEFAULT_CLASS
+    tier = decode_tier(data)
+    for named in _NAMED_CLASS.finditer(bytes(tier.diptych)):
+        return PriorityClass(named[1].decode())
+    return _TIERS.get(bytes(tier.service_tier).decode("latin-1").strip('"'), _DEFAULT_CLASS)
 
 
 def _include_usage(body: ChatBody) -> bool:

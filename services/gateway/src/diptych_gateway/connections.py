@@ -7,14 +7,17 @@ its side gets its answer: whether it is still there, only sending it something c
 
 import asyncio
 from random import SystemRandom
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from diptych_contracts.ids import new_request_id
 from diptych_gateway import metrics
 from diptych_gateway.errors import ApiError
 from diptych_gateway.reading import JSON
+from diptych_gateway.unfinished import Unfinished
 
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FIELDS = 100
@@ -28,6 +31,11 @@ _BODY_OVERHEAD = 16
 """Bytes on the wire for a byte of a chunked body: one-byte chunks need six."""
 _PROBES_S = (0.25, 1.0, 5.0)
 """Between signs of life to a half-closed client; the last one repeats."""
+MAX_FRAGMENTS = 1024
+"""Of one WebSocket message."""
+MAX_UNREAD_BYTES = 256 * 1024
+"""Answers to pings that a client may leave unread."""
+_TOO_BIG, _TRY_AGAIN_LATER = 1009, 1013
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _rng = SystemRandom()
@@ -39,6 +47,8 @@ class HttpConnection(HttpToolsProtocol):
     `close` alone would wait for a client that reads nothing.
     """
 
+    max_connections = 4096
+    """Of one server, WebSockets included; it makes a class of its own with its limit."""
     last = False
     """Whether its next request is its last."""
     _begun = False
@@ -57,6 +67,11 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._deaf = True
+            transport.write(_answer(_too_many(self.max_connections)))
+            transport.close()
+            return
         self._idle()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -208,16 +223,67 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """The same for WebSockets, whose head came through `HttpConnection`."""
+    """The same for WebSockets, whose head came through `HttpConnection`.
+
+    uvicorn reads no further while the application has a message to take, and waits for a slow
+    reader, except with what it keeps or sends by itself: fragments, and answers to pings.
+    """
+
+    unfinished: Unfinished
+    """Of its server, which makes a class of its own."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.app_state = {**self.app_state, "abort": self.transport.abort}
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.unfinished.taken(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.handshake_complete and not self.close_sent:
+            self.unfinished.grown(self, len(data))
+        super().data_received(data)
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        self.unfinished.taken(self)
+        return message
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self._fail(_TOO_BIG, "too many fragments")
+            return
+        super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        if self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+            self.transport.abort()
+
+    def give_way(self) -> None:
+        """Close: messages that are not complete take too much memory, and this one longest."""
+        self._fail(_TRY_AGAIN_LATER, "too many unfinished messages")
+
+    def _fail(self, code: int, reason: str) -> None:
+        if self.close_sent:
+            return
+        self.frames = []
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.conn.fail(code, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.transport.close()
+
 
 def _too_large() -> ApiError:
     text = f"expected a head of at most {MAX_HEAD_BYTES} bytes and {MAX_FIELDS} fields, saw more"
     return ApiError(431, text, code="head_too_large")
+
+
+def _too_many(limit: int) -> ApiError:
+    text = f"{limit} connections are open, which is the limit"
+    return ApiError(503, text, code="too_many_connections", retry_after_s=1.0)
 
 
 def _answer(error: ApiError) -> bytes:
@@ -227,6 +293,7 @@ def _answer(error: ApiError) -> bytes:
         "content-length": str(len(body)),
         "x-request-id": new_request_id(_rng),
         "connection": "close",
+        **{name.decode(): value.decode() for name, value in error.headers},
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return b"%s%s\r\n%s" % (STATUS_LINE[error.status], head.encode(), body)

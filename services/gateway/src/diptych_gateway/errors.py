@@ -3,13 +3,16 @@
 import math
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from diptych_contracts.dead import Cause
 from diptych_contracts.errors import (
     ContextOverflow,
     DiptychError,
     Expired,
     InvalidRequest,
     Permanent,
+    StoreFull,
     Transient,
     UnknownModel,
 )
@@ -22,6 +25,10 @@ SERVER = "server_error"
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _FIRST_SERVER_STATUS = 500
+_HARMFUL = frozenset(
+    {Cause.LOST_WORKERS, Cause.LOST_SCHEDULERS, Cause.UNDELIVERABLE, Cause.IMPOSSIBLE}
+)
+"""The same request again would do the same again: libraries that repeat must not."""
 _RETRY_AFTER_S = 1.0
 
 
@@ -30,6 +37,8 @@ class ErrorDetail(msgspec.Struct):
     type: str
     param: str | None
     code: str | None
+    headers: dict[str, str] | UnsetType = UNSET
+    """What would stand in the head of an answer, where that has been sent already."""
 
 
 class ErrorBody(msgspec.Struct):
@@ -68,9 +77,20 @@ class ApiError(DiptychError):
         return ErrorDetail(message=str(self), type=kind, param=self.param, code=self.code)
 
     @property
+    def late_detail(self) -> ErrorDetail:
+        """The same within a stream that has begun: with the headers."""
+        headers = {name.decode(): value.decode() for name, value in self.headers}
+        return msgspec.structs.replace(self.detail, headers=headers or UNSET)
+
+    @property
     def body(self) -> bytes:
         """The error object as JSON."""
         return msgspec.json.encode(ErrorBody(error=self.detail))
+
+    @property
+    def late_body(self) -> bytes:
+        """The error object within a stream that has begun."""
+        return msgspec.json.encode(ErrorBody(error=self.late_detail))
 
     @property
     def headers(self) -> Headers:
@@ -95,6 +115,8 @@ def from_error(err: DiptychError) -> ApiError:
             return ApiError(400, str(err), code=code, param=err.param or "messages")
         case InvalidRequest():
             return ApiError(400, str(err), code=err.code or "invalid_value", param=err.param)
+        case StoreFull():
+            return ApiError(429, str(err), code="storage_full", retry_after_s=_RETRY_AFTER_S)
         case Transient():
             return ApiError(503, str(err), code="unavailable", retry_after_s=_RETRY_AFTER_S)
         case Expired():
@@ -110,7 +132,8 @@ def from_end(end: End, *, produced: bool) -> ApiError | None:
 
     Args:
         end: The request's end.
-        produced: Whether it had tokens: then a repetition would pay for them twice.
+        produced: Whether it had tokens: then a repetition would pay for them twice, and its client
+            is told not to; else that it may.
     """
     detail = f": {end.detail}" if end.detail else ""
     match end.reason:
@@ -122,6 +145,5 @@ def from_end(end: End, *, produced: bool) -> ApiError | None:
             error = ApiError(503, f"the request was cancelled{detail}", code="cancelled")
         case EndReason.FAILED:
             error = ApiError(500, f"the request failed{detail}", code="failed")
-    if produced:
-        error.should_retry = False
+    error.should_retry = not produced and end.cause not in _HARMFUL
     return error

@@ -10,12 +10,13 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from starlette.types import Receive, Scope
 
+from diptych_contracts.errors import StoreFull, Transient
 from diptych_contracts.ids import RequestId
-from diptych_contracts.requests import Deadlines, Request
+from diptych_contracts.requests import PriorityClass, Request
 from diptych_gateway import metrics, spans
 from diptych_gateway.accepting import Acceptance, Identity
+from diptych_gateway.admitting import Door
 from diptych_gateway.checking import Call
-from diptych_gateway.errors import ApiError
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.keeping import Keeper
 from diptych_gateway.models import ServedModel
@@ -73,6 +74,7 @@ class Generations:
     acceptance: Acceptance
     in_flight: InFlight
     keeper: Keeper
+    door: Door
 
     @asynccontextmanager
     async def accepted(
@@ -83,8 +85,8 @@ class Generations:
         Left without an end, the request is cancelled, or kept for its client's return.
         """
         if (call.resume or call.background) and len(self.keeper) >= self.settings.max_kept:
-            text = f"{self.settings.max_kept} answers are kept for their clients, the limit"
-            raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=1.0)
+            raise self.door.kept_full(self.settings.max_kept, call.priority_class)
+        self.door.check(call.priority_class)
         with ExitStack() as held:
             with _tracer.start_as_current_span(
                 names.GATEWAY_ACCEPT, context=arrival.context, kind=SpanKind.SERVER
@@ -94,10 +96,13 @@ class Generations:
                 )
                 metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
                 spans.describe_request(span, request, call)
-                answer_id = await prepare(request, served)
-                stream = self.stream(request, served.codec, arrival)
+                try:
+                    answer_id = await prepare(request, served)
+                except StoreFull as err:
+                    raise self.door.not_stored(err, request.priority_class) from err
+                stream = self.stream(request, served.codec, arrival, stop=request.stopping.stop)
                 held.enter_context(self.in_flight.holding(stream))
-                await self._store(request, served, prompt)
+                await self._store(request, served, stream, prompt)
                 del call, prompt  # megabytes, perhaps
                 held.enter_context(self.keeper.reading(request.request_id))
             context = trace.set_span_in_context(span)
@@ -115,25 +120,33 @@ class Generations:
         )
         return request
 
-    def stream(self, request: Asked, codec: TextCodec, arrival: Arrival) -> AnswerStream:
+    def stream(
+        self, request: Asked, codec: TextCodec, arrival: Arrival, *, stop: tuple[str, ...] = ()
+    ) -> AnswerStream:
         """The way out of an answer to `request`."""
-        stop = request.stopping.stop if isinstance(request, Request) else ()
         return AnswerStream(
             request,
             text=AnswerText(codec, stop),
-            patience=Patience(self._limits()),
+            patience=Patience(self._limits(request.priority_class)),
             arrived_s=arrival.arrived_s,
             metrics=metrics.of_model(request.model),
             abort=arrival.abort,
         )
 
-    async def _store(self, request: Request, served: ServedModel, prompt: bytes) -> None:
+    async def _store(
+        self, request: Request, served: ServedModel, stream: AnswerStream, prompt: bytes
+    ) -> None:
         self.keeper.keep(request, served.codec)
+        accept_s = self.settings.deadlines().accept_s[request.priority_class]
         try:
-            await self.acceptance.store(request, prompt, timeout_s=self.settings.accept_s)
-        except BaseException:
+            await self.acceptance.store(request, prompt, timeout_s=accept_s)
+        except BaseException as err:
             self.keeper.drop(request.request_id)  # nobody was promised anything: cancel it now
+            stream.refused = isinstance(err, StoreFull)
+            if isinstance(err, Transient):
+                raise self.door.not_stored(err, request.priority_class) from err
             raise
+        self.door.stored(request.priority_class)
 
     def _account(self, stream: AnswerStream) -> None:
         now_s = self.now_s()
@@ -153,23 +166,15 @@ class Generations:
             total_ms=round((now_s - stream.arrived_s) * 1000, 1),
         )
 
-    def _limits(self) -> Limits:
+    def _limits(self, priority_class: PriorityClass) -> Limits:
         settings = self.settings
+        deadlines = self.identity.deadlines[priority_class]
         return Limits(
-            silence_s=settings.first_token_s + settings.silence_grace_s,
-            total_s=settings.total_s + settings.silence_grace_s,
+            silence_s=deadlines.first_token_s + settings.silence_grace_s,
+            total_s=deadlines.total_s + settings.silence_grace_s,
             keep_alive_s=settings.keep_alive_s,
             slow_reader_s=settings.slow_reader_s,
         )
-
-
-def deadlines(settings: GatewaySettings) -> Deadlines:
-    """What the scheduler judges."""
-    return Deadlines(
-        first_token_s=settings.first_token_s,
-        inter_token_s=settings.inter_token_s,
-        total_s=settings.total_s,
-    )
 
 
 @asynccontextmanager

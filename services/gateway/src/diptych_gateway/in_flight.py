@@ -52,7 +52,8 @@ class InFlight:
             with self.reading(stream):
                 yield
         finally:
-            if stream.end is None and stream.request.request_id not in self.keeper:
+            kept = stream.request.request_id in self.keeper
+            if stream.end is None and not stream.refused and not kept:
                 reason = "the client left" if stream.gone else "the gateway gave up"
                 self._records.cancel(stream.request, reason)
 

@@ -31,9 +31,21 @@ def of_model(model: str) -> ModelMetrics:
     return ModelMetrics(model)
 
 
+def refused(reason: str, priority_class: str) -> None:
+    """Count a request that was not taken, by why."""
+    _refused().labels(reason, priority_class).inc()
+
+
 def answered(endpoint: str, status: int) -> None:
     """Count an HTTP answer; `endpoint` is a route, never a path from outside."""
     metrics.gateway().requests.labels(endpoint, str(status)).inc()
+
+
+@cache
+def _refused() -> Counter:
+    return metrics.counter(
+        "gateway_refused_total", "Requests not taken, by why.", "reason", "priority_class"
+    )
 
 
 @cache

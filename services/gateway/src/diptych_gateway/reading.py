@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import Receive
 
+from diptych_contracts.errors import InvalidRequest
 from diptych_gateway.errors import ApiError
 
 JSON = "application/json"
@@ -29,6 +30,16 @@ def wants_resume(headers: Iterable[tuple[bytes, bytes]]) -> bool:
         return value == b"1"
     text = f"expected '0' or '1' in the header 'x-diptych-resume', saw {value[:40]!r}"
     raise ApiError(400, text, code="invalid_value", param="x-diptych-resume")
+
+
+def flag(value: str, name: str) -> bool:
+    """What a query's parameter `name` says. Raises `InvalidRequest` if that is no flag."""
+    match value.lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    raise InvalidRequest(f"'{name}': expected true or false, saw {value[:40]!r}", param=name)
 
 
 async def read_json_body(

@@ -17,7 +17,7 @@ from diptych_contracts.errors import Conflict, Permanent, Transient
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason
 from diptych_contracts.requests import RecordState, RequestRecord
-from diptych_contracts.streams import REQUEST_RECORDS
+from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
 from diptych_telemetry import logger
 
 MAX_WAITING = 4096
@@ -126,7 +126,7 @@ class Records:
             kept = await self._bucket.get(key)
             try:
                 if kept is None:
-                    await self._bucket.create(key, self._fresh(wish))
+                    await self._bucket.create(key, self._fresh(wish), ttl_s=REQUESTS.max_age_s)
                     return None
                 if kept.value.state in _SETTLED:
                     return kept.value
@@ -138,7 +138,10 @@ class Records:
             return record
 
     def _fresh(self, wish: _Wish) -> RequestRecord:
-        """The record of a request that no scheduler has taken on: whoever does will cancel it."""
+        """The record of a request that no scheduler has taken on: whoever does will cancel it.
+
+        It lives as long as the request could: if that was never stored, nobody else removes it.
+        """
         request = wish.request
         return RequestRecord(
             request_id=request.request_id,

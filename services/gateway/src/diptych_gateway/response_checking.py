@@ -20,9 +20,9 @@ from diptych_gateway.checking import (
     joined,
     metadata,
     only,
+    priority_class,
     sampling,
     shown,
-    tier_class,
     unsupported,
 )
 from diptych_gateway.response_bodies import (
@@ -125,7 +125,7 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
         metadata=metadata(body),
         sampling=sampling(body),
         forced=forced(body),
-        priority_class=tier_class(body.service_tier),
+        priority_class=priority_class(body),
         store=store,
         background=background,
         stream=bool(body.stream),

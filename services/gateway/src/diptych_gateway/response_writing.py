@@ -57,7 +57,7 @@ class SseWriter:
         It says the newest one again: the client goes on after that elsewhere.
         """
         number = max(0, self._turn.events.last_number)
-        error = msgspec.Raw(msgspec.json.encode(failure.detail))
+        error = msgspec.Raw(msgspec.json.encode(failure.late_detail))
         data = msgspec.json.encode(_ErrorEvent(sequence_number=number, error=error))
         return [b"event: error\ndata: " + data + b"\n\n"]
 

@@ -14,11 +14,12 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.responses import StoredAnswer, StoredResponse
 from diptych_gateway.admitting import admitted
 from diptych_gateway.answers import DONE
+from diptych_gateway.checking import likely_class
 from diptych_gateway.delivering import EventStream, deliver, send_error, send_json, until_over
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, arrival, watched
 from diptych_gateway.intake import Intake
-from diptych_gateway.reading import ClientGone, wants_resume
+from diptych_gateway.reading import ClientGone, flag, wants_resume
 from diptych_gateway.records import Records
 from diptych_gateway.response_bodies import decode_response
 from diptych_gateway.response_checking import ResponseCall, check_response
@@ -77,7 +78,7 @@ class Responses:
         generations = self.turns.generations
         came = arrival(scope, arrived_s=generations.now_s())
         body = await self.intake.read(scope["headers"], receive)
-        with admitted(self.admission, generations.now_s):
+        with admitted(self.admission, generations.now_s, likely_class(body)):
             call = await self.intake.judged(len(body), partial(_judge, body, scope))
             del body
             async with self.turns.new(call, came) as turn:
@@ -222,8 +223,8 @@ def query(scope: Scope) -> Wanted:
         InvalidRequest: names the parameter.
     """
     given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-    stream = _flag(given.pop("stream", "false"), "stream")
-    _flag(given.pop("include_obfuscation", "false"), "include_obfuscation")
+    stream = flag(given.pop("stream", "false"), "stream")
+    flag(given.pop("include_obfuscation", "false"), "include_obfuscation")
     last_seen = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
     after = given.pop("starting_after", last_seen)
     if given:
@@ -236,15 +237,6 @@ def query(scope: Scope) -> Wanted:
         text = "'starting_after' is only allowed together with 'stream=true'"
         raise InvalidRequest(text, param="starting_after")
     return Wanted(stream, int(after) if after else -1)
-
-
-def _flag(value: str, name: str) -> bool:
-    match value.lower():
-        case "true":
-            return True
-        case "false":
-            return False
-    raise InvalidRequest(f"'{name}': expected true or false, saw {value[:40]!r}", param=name)
 
 
 def _cancelled(turn: Turn) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from diptych_bus.port import Bus, Delivery, Subscription
 from diptych_contracts import subjects
@@ -32,6 +33,24 @@ _BREATH = 256
 """Journal entries between two looks at the rest of the event loop."""
 
 log = logger(__name__)
+
+
+class Resumable(Protocol):
+    """Where an answer's tokens stand: a stored response, or a chat answer's record."""
+
+    @property
+    def request_id(self) -> RequestId: ...
+
+    @property
+    def gateway(self) -> Incarnation: ...
+
+    @property
+    def journal_seq(self) -> int: ...
+
+    @property
+    def answer_id(self) -> str:
+        """What its client calls it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -88,7 +107,7 @@ class Resumption:
                 await self._tell(gateway, tuple(readers))
 
     @asynccontextmanager
-    async def reading(self, stream: AnswerStream, stored: StoredResponse) -> AsyncIterator[None]:
+    async def reading(self, stream: AnswerStream, stored: Resumable) -> AsyncIterator[None]:
         """Hear all of an answer inside the `async with`: what was said, and what follows.
 
         Raises:
@@ -111,7 +130,7 @@ class Resumption:
         if record is not None and record.state is not RecordState.CLOSED:
             return None
         view = RequestView(stored.request_id)
-        async for _, part in self._history(stored):
+        async for _, part in self._history(stored, _end_seq(record)):
             view.apply(part)
         if view.end is not None:
             return view.token_ids, view.end
@@ -119,18 +138,21 @@ class Resumption:
             raise gone(stored)
         return None
 
-    async def _catch_up(self, stream: AnswerStream, stored: StoredResponse) -> None:
-        closed = await self._closed(stored)
+    async def _catch_up(self, stream: AnswerStream, stored: Resumable) -> None:
+        record = await self._record(stored)
+        closed = record is not None and record.state is RecordState.CLOSED
         seq = stored.journal_seq
-        async for seq, part in self._history(stored):  # noqa: B007 - the last one counts
+        async for seq, part in self._history(stored, _end_seq(record)):  # noqa: B007 - the last
             stream.feed(part, now_s=self._now_s())
-        stream.caught_up(seq, now_s=self._now_s())
-        if closed and stream.end is None:
+        if (closed and stream.end is None) or stream.has_gap:  # its beginning has aged
             raise gone(stored)
+        stream.caught_up(seq, now_s=self._now_s())
 
-    async def _history(self, stored: StoredResponse) -> AsyncIterator[tuple[int, JournalPart]]:
-        """What the journal says of a response so far, with its sequences."""
-        entries = self._bus.read(stored.gateway, after_seq=stored.journal_seq)
+    async def _history(
+        self, stored: Resumable, until_seq: int | None
+    ) -> AsyncIterator[tuple[int, JournalPart]]:
+        """What the journal says of an answer so far, with its sequences."""
+        entries = self._bus.read(stored.gateway, after_seq=stored.journal_seq, until_seq=until_seq)
         count = 0
         async for item in entries:
             for part in parts(item.entry):
@@ -140,11 +162,7 @@ class Resumption:
             if count % _BREATH == 0:
                 await asyncio.sleep(0)
 
-    async def _closed(self, stored: StoredResponse) -> bool:
-        record = await self._record(stored)
-        return record is not None and record.state is RecordState.CLOSED
-
-    async def _record(self, stored: StoredResponse) -> RequestRecord | None:
+    async def _record(self, stored: Resumable) -> RequestRecord | None:
         bucket = self._bus.bucket(REQUEST_RECORDS, RequestRecord)
         kept = await bucket.get(stored.request_id)
         return None if kept is None else kept.value
@@ -169,7 +187,7 @@ class Resumption:
                 await followed.subscription.close()
 
     @asynccontextmanager
-    async def _attending(self, stored: StoredResponse) -> AsyncIterator[None]:
+    async def _attending(self, stored: Resumable) -> AsyncIterator[None]:
         gateway, request_id = stored.gateway, stored.request_id
         if gateway == self._gateway:
             with self._keeper.reading(request_id):
@@ -199,10 +217,15 @@ class Resumption:
         self._keeper.read_elsewhere(attended.request_ids)
 
 
-def gone(stored: StoredResponse) -> ApiError:
+def _end_seq(record: RequestRecord | None) -> int | None:
+    """Where the journal holds the end, if that is known."""
+    return (record.journal_end_seq or None) if record is not None else None
+
+
+def gone(stored: Resumable) -> ApiError:
     """What a client is told whose answer nobody holds any more."""
     return ApiError(
         410,
-        f"the text of '{stored.response_id}' is no longer there: the resume window has passed",
+        f"the text of '{stored.answer_id}' is no longer there: the resume window has passed",
         code="response_expired",
     )

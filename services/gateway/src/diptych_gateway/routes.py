@@ -20,6 +20,7 @@ from diptych_gateway.sockets import ResponsesSocket
 from diptych_telemetry import metrics
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
+ONE_CHAT = f"{CHAT_COMPLETIONS}/{{completion_id}}"
 MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
 ONE_RESPONSE = f"{RESPONSES}/{{response_id}}"
@@ -86,6 +87,7 @@ def application(
     router = Router(
         routes=[
             Route(CHAT_COMPLETIONS, generating.chat, methods=["POST"]),
+            Route(ONE_CHAT, Answering(generating.chat.resumption.retrieve), methods=["GET"]),
             Route(RESPONSES, Answering(responses.create), methods=["POST"]),
             WebSocketRoute(RESPONSES, generating.socket),
             Route(ONE_RESPONSE, Answering(responses.retrieve), methods=["GET"]),
@@ -106,6 +108,8 @@ def endpoint(path: str) -> str:
     """What metrics call `path`."""
     if path in ENDPOINTS:
         return path
+    if path.startswith(f"{CHAT_COMPLETIONS}/"):
+        return ONE_CHAT
     if path.startswith(f"{RESPONSES}/"):
         return CANCEL_RESPONSE if path.endswith("/cancel") else ONE_RESPONSE
     return "other"

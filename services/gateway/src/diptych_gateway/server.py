@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
@@ -10,10 +11,16 @@ from starlette.types import ASGIApp
 
 from diptych_contracts.errors import Transient
 from diptych_gateway.connections import HttpConnection, SocketConnection
+from diptych_gateway.unfinished import Unfinished
 
 KEEP_ALIVE_S = 75
 """Longer than the 60 s after which load balancers drop idle connections themselves."""
+SEND_BUFFER_BYTES = 128 * 1024
+"""What the kernel holds for a slow reader, twice that with its own overhead; left alone it grows to
+4 MB each. 400 tokens, and enough for 1 MB/s over 100 ms."""
 _LAST_WORDS_S = 2
+_FULL_FRAMES = 64
+"""Memory for WebSocket messages on their way in, in messages of the largest size."""
 
 
 class _Server(uvicorn.Server):
@@ -24,6 +31,18 @@ class _Server(uvicorn.Server):
         yield
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """How many connections, and what WebSockets may do."""
+
+    max_connections: int
+    """At once, WebSockets included."""
+    max_frame_bytes: int
+    """Longest WebSocket message; a longer one closes its connection (1009)."""
+    ping_s: float
+    """How often a WebSocket is pinged, and how long an answer may take."""
+
+
 class HttpServer:
     """Serves `app` on one address.
 
@@ -31,8 +50,7 @@ class HttpServer:
         app: The ASGI application.
         host: Address to bind.
         port: Port to bind; 0 takes a free one, see `port`.
-        max_frame_bytes: Longest WebSocket message; a longer one closes its connection (1009).
-        ping_s: How often a WebSocket is pinged, and how long an answer may take.
+        limits: Of its connections.
         reuse_port: Share it with others that say the same.
     """
 
@@ -42,22 +60,22 @@ class HttpServer:
         *,
         host: str,
         port: int,
-        max_frame_bytes: int,
-        ping_s: float,
+        limits: ConnectionLimits,
         reuse_port: bool = False,
     ) -> None:
         self._host = host
         self._wanted_port = port
         self.reuse_port = reuse_port
         self._socket: socket.socket | None = None
+        unfinished = Unfinished(_FULL_FRAMES * limits.max_frame_bytes)
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=HttpConnection,
-                ws=SocketConnection,
-                ws_max_size=max_frame_bytes,
-                ws_ping_interval=ping_s,
-                ws_ping_timeout=ping_s,
+                http=type("Http", (HttpConnection,), {"max_connections": limits.max_connections}),
+                ws=type("Socket", (SocketConnection,), {"unfinished": unfinished}),
+                ws_max_size=limits.max_frame_bytes,
+                ws_ping_interval=limits.ping_s,
+                ws_ping_timeout=limits.ping_s,
                 ws_per_message_deflate=False,  # frames hold one token: nothing to gain
                 lifespan="off",
                 loop="none",
@@ -126,6 +144,7 @@ def _bound(family: int, address: Any, *, reuse_port: bool) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         if reuse_port:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind(address)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych_chassis.member import Member
+from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.models import Models
@@ -36,6 +37,7 @@ class Gateway:
     archive: Archive
     resumption: Resumption
     admission: Admission
+    door: Door
     reasons: Callable[[], list[str]]
     drain_s: float
 
@@ -46,8 +48,10 @@ class Gateway:
         try:
             await self.models.start()
             await self.resumption.start()
+            await self.door.start()
             await self._serve()
         finally:
+            await self.door.close()
             await self.resumption.close()
             await self.models.close()
             await journal.close()

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from diptych_chassis.settings import ServiceSettings
+from diptych_gateway.class_deadlines import ClassDeadlines, Seconds, class_deadlines
 from diptych_policy.attendance import RESUME_GRACE_S
 
 
@@ -20,15 +21,23 @@ class GatewaySettings(ServiceSettings):
     max_bodies: int = 1024
     """Bodies being read at once; beyond it the one that has taken longest gives way."""
     max_in_flight: int = 256
+    max_connections: int = 4096
+    """Open at once, WebSockets included; a further one is told 503."""
+    max_sockets: int = 1024
+    """WebSockets open at once."""
     default_max_tokens: int = 1024
     """Longest answer to a request without `max_tokens`: workers promise KV room for the whole
     answer, so the rest of the context would let two such requests fill a worker."""
-    accept_s: float = 1.0
-    """JetStream must acknowledge a request within this time."""
-    first_token_s: float = 60.0
-    inter_token_s: float = 5.0
-    """Judged by the scheduler; it travels in the request."""
-    total_s: float = 3600.0
+    accept_s: Seconds = (1.0, 2.0, 5.0)
+    """JetStream must acknowledge a request within this time. Deadlines have one value for every
+    class, or three: interactive, standard, batch."""
+    first_token_s: Seconds = (60.0, 300.0, 1800.0)
+    """Judged by the scheduler, as are the next and the last; they travel in the request."""
+    inter_token_s: Seconds = (5.0,)
+    transfer_s: Seconds = (10.0,)
+    """From prefill's end to verified KV at the decode worker, judged by the prefill worker."""
+    total_s: Seconds = (3600.0,)
+    """Wall time; at most an hour, for which requests and their tokens are stored."""
     silence_grace_s: float = 5.0
     """Beyond `first_token_s` without a word of a request the gateway ends it by itself."""
     keep_alive_s: float = 10.0
@@ -43,3 +52,16 @@ class GatewaySettings(ServiceSettings):
     """A WebSocket takes no more turns after this time, and closes when the last is over."""
     socket_ping_s: float = 20.0
     """A WebSocket is pinged this often, and given up if its client does not answer as long."""
+
+    def __post_init__(self) -> None:
+        self.deadlines()
+
+    def deadlines(self) -> ClassDeadlines:
+        """What each class is given. Raises `ValueError` if the settings do not make sense."""
+        return class_deadlines(
+            accept_s=self.accept_s,
+            first_token_s=self.first_token_s,
+            inter_token_s=self.inter_token_s,
+            transfer_s=self.transfer_s,
+            total_s=self.total_s,
+        )

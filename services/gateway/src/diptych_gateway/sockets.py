@@ -20,8 +20,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from diptych_contracts.errors import DiptychError, InvalidRequest
 from diptych_contracts.ids import RequestId
+from diptych_contracts.requests import PriorityClass
 from diptych_gateway.admitting import admitted
 from diptych_gateway.bodies import ABSENT
+from diptych_gateway.budget import Budget
 from diptych_gateway.delivering import deliver
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival
@@ -45,12 +47,12 @@ MAX_LANES = 32
 MAX_IN_FLIGHT = 16
 """Turns that have begun or wait in their lane, of all lanes together."""
 MAX_REMEMBERED = 32
-MAX_REMEMBERED_CHARS = 16_000_000
-"""Of all remembered conversations: two of the longest."""
 _LANE = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
 _LANE_BYTES = 2048
 """More than the longest name, every letter escaped."""
 _GOING_AWAY = 1001
+_NO_CLASS = PriorityClass.INTERACTIVE
+"""A connection has turns of any class."""
 
 log = logger(__name__)
 
@@ -62,41 +64,67 @@ class ResponsesSocket:
     """An ASGI application of one WebSocket route."""
 
     admission: Admission
+    sockets: Admission
+    """Counts connections."""
+    waiting: Budget
+    """Characters of frames that have begun or wait, of all connections."""
+    remembered: Budget
+    """Characters of conversations that connections know."""
     turns: Turns
     intake: Intake
     new_id: Callable[[], RequestId]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         resume = wants_resume(scope["headers"])
+        now_s = self.turns.generations.now_s
         await receive()  # websocket.connect
-        await send({"type": "websocket.accept"})
-        connection = _Connection(self, scope=scope, receive=receive, send=send, resume=resume)
-        await connection.run()
+        declined = self.sockets.enter(_NO_CLASS, now_s=now_s())
+        if declined is not None:
+            text = f"{self.sockets.limit} WebSockets are open, which is the limit"
+            retry_after_s = declined.retry_after_s
+            raise ApiError(429, text, code="too_many_sockets", retry_after_s=retry_after_s)
+        try:
+            await send({"type": "websocket.accept"})
+            connection = _Connection(self, scope=scope, receive=receive, send=send, resume=resume)
+            await connection.run()
+        finally:
+            self.sockets.leave(_NO_CLASS, now_s=now_s())
 
 
 @dataclass(slots=True)
 class _Memory:
     """Conversations the connection knows: by response id, with the lane that had it."""
 
+    budget: Budget
     known: OrderedDict[str, tuple[Lane, Past]] = field(default_factory=OrderedDict)
 
     def pasts(self) -> dict[str, Past]:
         return {response_id: past for response_id, (_, past) in self.known.items()}
 
     def remember(self, response_id: str, lane: Lane, past: Past) -> None:
+        """Remember one more; older ones of the connection give way, where there is no room."""
+        while len(self.known) >= MAX_REMEMBERED:
+            self._forget(next(iter(self.known)))
+        while not self.budget.take(past.chars):
+            if not self.known:
+                log.warning("conversation_not_remembered", chars=past.chars)
+                return
+            self._forget(next(iter(self.known)))
         self.known[response_id] = (lane, past)
-        while len(self.known) > MAX_REMEMBERED or self._chars() > MAX_REMEMBERED_CHARS:
-            self.known.popitem(last=False)
 
-    def _chars(self) -> int:
-        """Turns of one conversation share their texts."""
-        texts = {id(m): len(m.text) for _, past in self.known.values() for m in past.messages}
-        return sum(texts.values())
+    def forget_all(self) -> None:
+        """The connection is gone."""
+        for response_id in list(self.known):
+            self._forget(response_id)
+
+    def _forget(self, response_id: str) -> None:
+        _, past = self.known.pop(response_id)
+        self.budget.give_back(past.chars)
 
     def evict(self, response_id: str | None, lane: Lane) -> None:
         """A turn of `lane` that built on it has failed; a fork of another lane's leaves it."""
         if response_id is not None and self.known.get(response_id, (object(),))[0] == lane:
-            del self.known[response_id]
+            self._forget(response_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +156,9 @@ class _Connection:
         self._settings = socket.turns.generations.settings
         self._waiting: dict[Lane, deque[_Frame]] = {}
         self._lanes: set[str] = set()
-        self._memory = _Memory()
+        self._memory = _Memory(socket.remembered)
+        self._chars = 0
+        """Of its frames that have begun or wait."""
         self._streams: set[AnswerStream] = set()
         self._in_flight = 0
         self._idle = asyncio.Event()
@@ -138,14 +168,18 @@ class _Connection:
 
     async def run(self) -> None:
         """Serve until the client leaves or the connection's life is over."""
-        async with asyncio.TaskGroup() as tasks:
-            ending = tasks.create_task(self._end_of_life())
-            try:
-                while (message := await self._receive())["type"] != "websocket.disconnect":
-                    await self._take(message, tasks)
-            finally:
-                self._leave()
-                ending.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                ending = tasks.create_task(self._end_of_life())
+                try:
+                    while (message := await self._receive())["type"] != "websocket.disconnect":
+                        await self._take(message, tasks)
+                finally:
+                    self._leave()
+                    ending.cancel()
+        finally:
+            self._socket.waiting.give_back(self._chars)
+            self._memory.forget_all()
 
     def _leave(self) -> None:
         self._gone = True
@@ -176,11 +210,12 @@ class _Connection:
                 error = f"'type': expected 'response.create', saw {kind.type[:80]!r}"
                 raise InvalidRequest(error, param="type")
             frame = _Frame(await judged(len(text), partial(decode_create, text)), len(text))
-            self._admit(lane)
+            self._admit(lane, frame.size)
         except DiptychError as err:
             await self._say(error_frame(from_error(err), stream_id=lane))
             return
         self._in_flight += 1
+        self._chars += frame.size
         self._idle.clear()
         if lane in self._waiting:
             self._waiting[lane].append(frame)
@@ -188,7 +223,7 @@ class _Connection:
             self._waiting[lane] = deque([frame])
             tasks.create_task(self._run(lane))
 
-    def _admit(self, lane: Lane) -> None:
+    def _admit(self, lane: Lane, size: int) -> None:
         if self._expired:
             raise self._too_old()
         limit = "websocket_stream_limit_reached"
@@ -198,6 +233,11 @@ class _Connection:
         if self._in_flight >= MAX_IN_FLIGHT:
             text = f"{MAX_IN_FLIGHT} responses are in flight on this connection, which is the limit"
             raise ApiError(429, text, code=limit)
+        if not self._socket.waiting.take(size):
+            text = "turns that wait at this gateway take all the memory there is for them"
+            now_s = self._socket.turns.generations.now_s()
+            retry_after_s = self._socket.admission.next_place_s(_NO_CLASS, now_s=now_s)
+            raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=retry_after_s)
         if lane is not None:
             self._lanes.add(lane)
 
@@ -216,6 +256,8 @@ class _Connection:
                 await self._say(error_frame(failure, stream_id=lane))
             finally:
                 self._in_flight -= 1
+                self._chars -= frame.size
+                self._socket.waiting.give_back(frame.size)
                 if not self._in_flight:
                     self._idle.set()
         if self._waiting.get(lane) is waiting:
@@ -230,7 +272,7 @@ class _Connection:
         call = await self._socket.intake.judged(asked.size, judge)
         came = Arrival(self._socket.new_id(), arrived_s, self._context, self._abort)
         local = self._memory.pasts()
-        with admitted(self._socket.admission, now_s):
+        with admitted(self._socket.admission, now_s, call.priority_class):
             if frame.generate is False:
                 stored, past = await turns.warm_up(call, came, local=local)
                 events = ResponseEvents(stored, stream_id=lane)

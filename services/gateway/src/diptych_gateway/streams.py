@@ -11,6 +11,7 @@ from typing import Protocol
 
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
+from diptych_contracts.requests import PriorityClass
 from diptych_gateway.errors import ApiError, from_end
 from diptych_gateway.metrics import ModelMetrics
 from diptych_gateway.patience import Patience
@@ -38,6 +39,9 @@ class Asked(Protocol):
 
     @property
     def deadline_unix_ms(self) -> int: ...
+
+    @property
+    def priority_class(self) -> PriorityClass: ...
 
 
 class AnswerStream:
@@ -72,6 +76,8 @@ class AnswerStream:
         """Whether a keep-alive is due."""
         self.gone = False
         """Whether the client has left."""
+        self.refused = False
+        """Whether JetStream said that it does not take the request: there is nothing to cancel."""
         self.first_token_s: float | None = None
         self._last_token_s = arrived_s
         self._view = RequestView(request.request_id)
@@ -99,9 +105,9 @@ class AnswerStream:
         return len(self._view.token_ids)
 
     @property
-    def last_index(self) -> int:
-        """Index of the last token whose text was taken; -1 before the first."""
-        return self._taken - 1
+    def has_gap(self) -> bool:
+        """Whether tokens wait for earlier ones."""
+        return self._view.has_gap
 
     @property
     def failure(self) -> ApiError | None:
@@ -149,7 +155,9 @@ class AnswerStream:
         return self._finished or (self._failure is not None and self._taken == self.tokens)
 
     def texts(self) -> Iterator[tuple[int, str]]:
-        """What can be shown since the last call: one piece per token that yields text.
+        """What can be shown since the last call: one piece per token that yields text, by index.
+
+        What was held back until the end comes with the number of tokens as its index.
 
         The pieces are a function of the token ids alone, never of when they are taken. At most
         `MAX_TAKE` tokens are taken at once; if there are more, the writer is woken again.
@@ -166,13 +174,12 @@ class AnswerStream:
         elif self.end is not None and not self._finished:
             self._finished = True
             if rest := self._text.finish():
-                yield self._taken - 1, rest
+                yield self._taken, rest  # after the last token's own piece
 
     def fail(self, failure: ApiError) -> None:
         """End it here, whatever the journal will say."""
         if self._failure is None and self.end is None:
-            if self.tokens:
-                failure.should_retry = False
+            failure.should_retry = not self.tokens
             self._failure = failure
             self.wake.set()
 

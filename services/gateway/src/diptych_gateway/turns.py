@@ -258,6 +258,7 @@ class Turns:
             store=call.store,
             background=call.background,
             service_tier="flex" if body.service_tier == "flex" else "default",
+            priority_class=request.priority_class,
             metadata=tuple(call.metadata.items()),
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,

@@ -2,69 +2,155 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
-from diptych_bus.port import Bus, Pulled
-from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Permanent
-from diptych_contracts.events import DeadLetter
+from diptych_bus.advisories import undelivered
+from diptych_bus.port import Bus, Delivery, Pulled
+from diptych_bus.verdict import Verdict, verdict
+from diptych_contracts.errors import DiptychError, Permanent
+from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import Request
-from diptych_contracts.streams import SCHEDULERS
-from diptych_policy.lifecycle import Event, RequestArrived
+from diptych_contracts.streams import (
+    GATEWAY_HEADER,
+    REQUESTS,
+    SCHEDULERS,
+    UNDELIVERED,
+    UNDELIVERED_SCHEDULERS,
+    ConsumerSpec,
+)
+from diptych_policy.lifecycle import Event, RequestArrived, RequestUnreadable
+from diptych_scheduler.burying import bury_letter
 from diptych_scheduler.journals import Journals
-from diptych_scheduler.performing import Performer
 from diptych_telemetry import logger
 
 log = logger("scheduler")
 
 _WAITING = 64
-"""More than a pull ever asks for; a full queue leaves messages to redelivery."""
+"""More than two pulls ever ask for; a full queue leaves messages to redelivery."""
+_AGAIN_S = 0.5
+"""After which a message that could not be handled comes again."""
+
+
+class Recording(Protocol):
+    """What the intake needs of whoever writes records."""
+
+    def expect(self, request_id: RequestId, pulled: Pulled) -> None:
+        """`pulled` is acknowledged once the request's record exists."""
+        ...
 
 
 class Intake:
-    """Acknowledges a request once its record exists (this scheduler's or another's)."""
+    """Acknowledges a request once its record exists (this scheduler's or another's).
+
+    Args:
+        bus: Where requests are pulled from.
+        journals: Of their gateways, to be followed before anything is sent.
+        records: Acknowledges.
+        tell: The ledger's ear.
+        recorded: Whether this scheduler's own record of a request stands.
+    """
 
     def __init__(
-        self, bus: Bus, journals: Journals, performer: Performer, tell: Callable[[Event], None]
+        self,
+        bus: Bus,
+        journals: Journals,
+        *,
+        records: Recording,
+        tell: Callable[[Event], None],
+        recorded: Callable[[RequestId], bool],
     ) -> None:
         self._bus = bus
         self._journals = journals
-        self._performer = performer
+        self._records = records
         self._tell = tell
-        self._waiting: asyncio.Queue[Pulled] = asyncio.Queue(_WAITING)
+        self._recorded = recorded
+        self._waiting: asyncio.Queue[tuple[ConsumerSpec, Pulled]] = asyncio.Queue(_WAITING)
 
     def take(self, pulled: Pulled) -> None:
-        """A message was pulled."""
+        """A request was pulled."""
+        self._take(SCHEDULERS, pulled)
+
+    def take_undelivered(self, pulled: Pulled) -> None:
+        """The server's word that it gives a request up was pulled."""
+        self._take(UNDELIVERED_SCHEDULERS, pulled)
+
+    def _take(self, source: ConsumerSpec, pulled: Pulled) -> None:
         try:
-            self._waiting.put_nowait(pulled)
+            self._waiting.put_nowait((source, pulled))
         except asyncio.QueueFull:
-            log.warning("intake_full", seq=pulled.seq)
+            log.warning("intake_full", stream=source.stream, seq=pulled.seq)
 
     async def run(self) -> None:
         """Handle messages, in order, until cancelled."""
         while True:
-            pulled = await self._waiting.get()
-            try:
-                await self._handle(pulled)
-            except BusAway as err:
-                log.warning("intake_delayed", seq=pulled.seq, error=str(err))
+            source, pulled = await self._waiting.get()
+            await self._settle(source, pulled)
 
-    async def _handle(self, pulled: Pulled) -> None:
+    async def _settle(self, source: ConsumerSpec, pulled: Pulled) -> None:
+        """Handle a message, and do with it what `bus.verdict` says of how that ended."""
+        error: DiptychError | None = None
         try:
-            request: Request = pulled.delivery.decode(Request)
+            if source is SCHEDULERS:
+                await self._take_on(pulled, pulled.seq, pulled.delivery, pulled.num_delivered)
+            else:
+                await self._give_up(pulled)
+        except DiptychError as err:
+            error = err
+            log.warning("intake_delayed", stream=source.stream, seq=pulled.seq, error=str(err))
+        deliveries, limit = pulled.num_delivered, source.max_deliver
+        match verdict(error, num_delivered=deliveries, max_deliver=limit):
+            case Verdict.ACK:
+                pass  # once its record stands
+            case Verdict.NAK:
+                await pulled.nak(_AGAIN_S)
+            case Verdict.DROP | Verdict.FAIL:
+                await pulled.ack()
+            case Verdict.DEAD:
+                log.warning("last_delivery", seq=pulled.seq)  # comes back through `UNDELIVERED`
+
+    async def _take_on(
+        self, pulled: Pulled, seq: int, delivery: Delivery, num_delivered: int
+    ) -> None:
+        """Give the ledger the request in `delivery`, which stands at `seq`.
+
+        Raises:
+            Transient: the bus is away.
+            Permanent: nobody can be told of it.
+        """
+        try:
+            request: Request = delivery.decode(Request)
         except Permanent as err:
-            await self._bury(pulled, str(err))
-            await pulled.ack()
+            await self._refuse(pulled, seq, delivery, str(err))
             return
-        if pulled.num_delivered >= SCHEDULERS.max_deliver:
-            await self._bury(pulled, f"delivered {pulled.num_delivered} times")
+        if self._recorded(request.request_id):
+            await pulled.ack()  # the server forgot the first one
+            return
         await self._journals.follow(request.gateway)
         journal_seq = await self._bus.last_seq(request.gateway)
-        self._performer.expect(request.request_id, pulled)
-        self._tell(RequestArrived(request, pulled.seq, journal_seq))
+        self._records.expect(request.request_id, pulled)
+        self._tell(RequestArrived(request, seq, journal_seq, num_delivered))
 
-    async def _bury(self, pulled: Pulled, reason: str) -> None:
-        delivery = pulled.delivery
-        log.error("dead_letter", subject=delivery.subject, seq=pulled.seq, reason=reason)
-        letter = DeadLetter(subject=delivery.subject, reason=reason, payload=delivery.data)
-        msg_id = f"{SCHEDULERS.stream}.{pulled.seq}"
-        await self._bus.store(subjects.dead("requests"), letter, msg_id=msg_id, timeout_s=1.0)
+    async def _refuse(self, pulled: Pulled, seq: int, delivery: Delivery, reason: str) -> None:
+        """What is no request is buried; whoever sent it is told, if its headers say who."""
+        await bury_letter(self._bus, REQUESTS.name, seq, delivery, reason)
+        request_id = delivery.headers.get("Nats-Msg-Id")
+        gateway = delivery.headers.get(GATEWAY_HEADER)
+        if not request_id or not gateway:
+            raise Permanent(reason)
+        self._records.expect(RequestId(request_id), pulled)
+        detail = f"this scheduler cannot read the stored request: {reason}"
+        self._tell(RequestUnreadable(RequestId(request_id), Incarnation(gateway), seq, detail))
+
+    async def _give_up(self, pulled: Pulled) -> None:
+        """A request that nobody took on in time: it gets its record and its end now.
+
+        Raises:
+            Permanent: the message is not what stream `UNDELIVERED` holds.
+        """
+        said = undelivered(pulled.delivery)
+        stored = await self._bus.stored(said.stream, said.stream_seq)
+        if stored is None:
+            await pulled.ack()  # it was taken on after all, and has ended
+            return
+        log.warning(UNDELIVERED.name.lower(), seq=said.stream_seq, deliveries=said.deliveries)
+        await self._take_on(pulled, said.stream_seq, stored, said.deliveries)

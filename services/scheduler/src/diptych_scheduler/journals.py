@@ -37,8 +37,11 @@ class Journals:
             for gateway in [g for g in self._followed if g not in busy and not alive(g)]:
                 await self._followed.pop(gateway).close()
 
-    async def history(self, record: RequestRecord) -> tuple[JournalPart, ...]:
-        """All parts of a request so far; those that arrive meanwhile are held back for it."""
+    async def history(self, record: RequestRecord) -> tuple[tuple[JournalPart, ...], int]:
+        """All parts of a request so far, and how far that is.
+
+        Those that arrive meanwhile are held back for it.
+        """
         request_id = record.request_id
         held_back = self._held_back.setdefault(request_id, [])
         await self.follow(record.gateway)
@@ -49,11 +52,11 @@ class Journals:
             read += [part for part in parts(item.entry) if part.request_id == request_id]
         read += [part for seq, part in held_back if seq > last_seq]
         del self._held_back[request_id]
-        return tuple(read)
+        return tuple(read), max([last_seq, *(seq for seq, _ in held_back)])
 
     def _hear(self, item: JournalItem) -> None:
         for part in parts(item.entry):
             if part.request_id in self._ledger:
-                self._tell(Journalled(part))
+                self._tell(Journalled(part, item.seq))
             elif part.request_id in self._held_back:
                 self._held_back[part.request_id].append((item.seq, part))

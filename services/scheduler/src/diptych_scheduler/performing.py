@@ -7,18 +7,19 @@ from typing import Any, Protocol, TypeVar, assert_never
 
 from opentelemetry.context import Context
 
-from diptych_bus.port import Bus, Kept, Pulled
+from diptych_bus.port import Bus, Delivery, Kept, Pulled
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Conflict, Transient
+from diptych_contracts.errors import BusAway, Conflict, Permanent, StoreFull, Transient
 from diptych_contracts.events import LifeCycleEvent
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import CancelDone, JobAnswer
 from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RecordState, Request, RequestRecord
-from diptych_contracts.streams import PROMPTS, REQUEST_RECORDS, REQUESTS, RESUME_WINDOW_S
+from diptych_contracts.streams import PROMPTS, REQUEST_RECORDS, REQUESTS
 from diptych_policy.lifecycle import (
     AdoptRecord,
     Announce,
+    Bury,
     CancelWork,
     CreateRecord,
     Effect,
@@ -33,7 +34,9 @@ from diptych_policy.lifecycle import (
     SaveRecord,
     SendJob,
 )
+from diptych_scheduler.burying import bury_request
 from diptych_scheduler.journals import Journals
+from diptych_scheduler.settings import SchedulerSettings
 from diptych_telemetry import logger, names, tracer
 
 log = logger("scheduler")
@@ -72,7 +75,7 @@ def request_of(effect: Effect) -> RequestId:
             return fence.request_id
         case PublishEnd(end=end):
             return end.request_id
-        case SendJob() | EraseRequest() | Announce():
+        case SendJob() | Bury() | EraseRequest() | Announce():
             return effect.request_id
         case _:
             assert_never(effect)
@@ -87,13 +90,14 @@ class Performer:
         bus: Bus,
         journals: Journals,
         tasks: asyncio.TaskGroup,
-        job_answer_s: float,
+        settings: SchedulerSettings,
     ) -> None:
         self._owner = owner
         self._bus = bus
         self._journals = journals
         self._tasks = tasks
-        self._job_answer_s = job_answer_s
+        self._job_answer_s = settings.job_answer_s
+        self._resume_window_s = settings.resume_window_s
         self._records = bus.bucket(REQUEST_RECORDS, RequestRecord)
         self._revisions: dict[RequestId, int] = {}
         self._queues: dict[RequestId, deque[Effect]] = {}
@@ -101,6 +105,8 @@ class Performer:
         self._contexts: dict[RequestId, Context | None] = {}
         self._running: set[asyncio.Task[None]] = set()
         self._abandoned = False
+        self.storage_full = False
+        """Whether the bucket of records takes none."""
 
     # In
 
@@ -119,6 +125,11 @@ class Performer:
         elif news:
             self._revisions[request_id] = kept.revision
         return news
+
+    def gone(self, request_id: RequestId) -> None:
+        """A record was deleted or has expired."""
+        self._revisions.pop(request_id, None)
+        self._contexts.pop(request_id, None)
 
     def order(self, effects: list[Effect]) -> None:
         """Perform `effects`, after what was ordered before for the same requests."""
@@ -170,10 +181,11 @@ class Performer:
                 self._spawn(self._send_job(effect))
             case CancelWork():
                 self._spawn(self._cancel_work(effect))
-            case PublishFence(gateway, fence):
-                await self._journal(gateway, fence)
-            case PublishEnd(gateway, end):
-                await self._journal(gateway, end)
+            case PublishFence(gateway, entry) | PublishEnd(gateway, entry):
+                await self._journal(gateway, entry)
+            case Bury(request_id, dead):
+                context = self._contexts.get(request_id)
+                await _until_back(lambda: bury_request(self._bus, dead, context))
             case EraseRequest():
                 await self._erase(effect)
             case Announce(event=event, msg_id=msg_id):
@@ -195,7 +207,7 @@ class Performer:
 
     async def _save(self, record: RequestRecord) -> RequestRecord | None:
         closed = record.state is RecordState.CLOSED
-        ttl_s = RESUME_WINDOW_S if closed else None
+        ttl_s = self._resume_window_s if closed else None
         request_id = record.request_id
         return await self._swap(
             record,
@@ -209,7 +221,7 @@ class Performer:
     ) -> RequestRecord | None:
         request_id = record.request_id
         try:
-            revision = await _until_back(write)
+            revision = await self._until_written(write)
         except Conflict:
             kept = await _until_back(lambda: self._records.get(request_id))
             if kept is None:
@@ -219,6 +231,17 @@ class Performer:
         self._revisions[request_id] = max(revision, self._revisions.get(request_id, 0))
         return None
 
+    async def _until_written(self, write: Callable[[], Awaitable[int]]) -> int:
+        while True:
+            try:
+                revision = await write()
+            except Transient as err:
+                self.storage_full = isinstance(err, StoreFull)
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self.storage_full = False
+                return revision
+
     async def _adopt(self, record: RequestRecord) -> None:
         seen = await self._save(record)
         if seen is not None:
@@ -226,10 +249,10 @@ class Performer:
             return
         log.info("request_adopted", request_id=record.request_id, attempt=record.attempt)
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
-        request: Request | None = stored.decode(Request) if stored else None
+        request = _request_in(stored)
         self._contexts[record.request_id] = stored.context if stored else None
-        parts = await self._journals.history(record)
-        self._owner.tell(RecordAdopted(record, request, parts))
+        parts, until_seq = await self._journals.history(record)
+        self._owner.tell(RecordAdopted(record, request, parts, until_seq))
 
     # Workers
 
@@ -289,6 +312,16 @@ class Performer:
             else:
                 return
         log.warning("event_not_stored", subject=subject, msg_id=msg_id)
+
+
+def _request_in(stored: Delivery | None) -> Request | None:
+    """What stream `REQUESTS` holds, if it is a request."""
+    try:
+        request: Request | None = stored.decode(Request) if stored else None
+    except Permanent as err:
+        log.error("request_unreadable", error=str(err))
+        return None
+    return request
 
 
 async def _until_back(call: Callable[[], Awaitable[T]]) -> T:

@@ -8,11 +8,16 @@ from diptych_chassis.repeating import every
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
-from diptych_contracts.fleet import Beat, WorkerLoad, WorkerRegistration
+from diptych_contracts.fleet import Beat, QueueLoad, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.responses import Attended
-from diptych_contracts.streams import REQUEST_RECORDS, SCHEDULERS, WORKERS
+from diptych_contracts.streams import (
+    REQUEST_RECORDS,
+    SCHEDULERS,
+    UNDELIVERED_SCHEDULERS,
+    WORKERS,
+)
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
     AnswersAttended,
@@ -34,6 +39,14 @@ from diptych_scheduler.sweeping import PromptSweep
 from diptych_telemetry import logger, metrics
 
 log = logger("scheduler")
+
+_QUEUE_S = 0.25
+"""How often gateways hear how long the queue is."""
+
+
+def never() -> bool:
+    """What is pulled here ends at once: it needs no place in the queue."""
+    return False
 
 
 class Scheduler:
@@ -59,28 +72,37 @@ class Scheduler:
     async def run(self) -> None:
         """Serve until told to stop; what is still live then is adopted by another replica."""
         async with asyncio.TaskGroup() as tasks:
-            self._performer = Performer(
-                self, self._bus, self._journals, tasks, self._settings.job_answer_s
-            )
+            self._performer = Performer(self, self._bus, self._journals, tasks, self._settings)
             self._cached = CachedBlocks(
                 self._bus, self._fleet.blocks, tasks, self._member.incarnation
             )
-            intake = Intake(self._bus, self._journals, self._performer, self.tell)
+            intake = Intake(
+                self._bus,
+                self._journals,
+                records=self._performer,
+                tell=self.tell,
+                recorded=self._ledger.recorded,
+            )
             try:
                 await self._listen()
-                pulling = await self._bus.pull(
-                    SCHEDULERS, intake.take, paused=lambda: self._ledger.full
-                )
+                pulling = [
+                    await self._bus.pull(SCHEDULERS, intake.take, paused=lambda: self._ledger.full),
+                    await self._bus.pull(
+                        UNDELIVERED_SCHEDULERS, intake.take_undelivered, paused=never
+                    ),
+                ]
                 sweep = PromptSweep(self._bus)
                 working = [
                     tasks.create_task(intake.run()),
                     tasks.create_task(self._tick()),
                     tasks.create_task(every(self._settings.sweep_s, sweep.look)),
+                    tasks.create_task(every(_QUEUE_S, self._report_queue)),
                 ]
                 self._member.ready(True)
                 await self._member.stopping.wait()
                 self._member.ready(False, "stopping")
-                await pulling.close()
+                for pull in pulling:
+                    await pull.close()
                 await self._performer.settle(timeout_s=2.0)
                 for task in working:
                     task.cancel()
@@ -142,6 +164,7 @@ class Scheduler:
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Gone):
+            self._performer.gone(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
         elif self._performer.is_news(change):
             self.tell(RecordSeen(change.value))
@@ -167,6 +190,16 @@ class Scheduler:
             metrics.scheduler().owned.set(len(self._ledger))
             metrics.scheduler().queued.set(self._ledger.queued)
             await self._journals.unfollow_idle(self._liveness.alive)
+
+    async def _report_queue(self) -> None:
+        load = QueueLoad(
+            scheduler=self._member.incarnation,
+            queued=self._ledger.queued,
+            max_queued=self._settings.max_queued,
+            storage_full=self._performer.storage_full,
+            classes=self._ledger.class_queues(),
+        )
+        await self._bus.publish(subjects.queue(self._member.incarnation), load)
 
     def _lose(self, member: Incarnation) -> None:
         self._fleet.lost(member)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from diptych_chassis.settings import ServiceSettings
+from diptych_contracts.streams import RESUME_WINDOW_S
 from diptych_policy.attendance import RESUME_GRACE_S
 from diptych_policy.orphans import LOOK_S
 
@@ -22,3 +23,6 @@ class SchedulerSettings(ServiceSettings):
     """How often is looked for long prompts that nobody needs; longer than one takes to store."""
     resume_grace_s: float = RESUME_GRACE_S
     """How long a request with resume intent outlives its gateway while nobody reads it."""
+    resume_window_s: float = RESUME_WINDOW_S
+    """How long after its end an answer can be taken up again: so long its record stays. Tokens stay
+    75 min from when they were made, so more than an hour is of use to short answers only."""

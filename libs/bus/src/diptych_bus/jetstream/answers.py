@@ -9,13 +9,17 @@ from nats.aio.msg import Msg
 
 from diptych_bus.jetstream.connection import Connection
 from diptych_bus.port import Stored
-from diptych_contracts.errors import Conflict, DiptychError, Permanent, Transient
+from diptych_contracts.errors import Conflict, DiptychError, Permanent, StoreFull, Transient
 
 API = "$JS.API"
 WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 NAME_IN_USE = 10058
 NOT_FOUND = frozenset({10014, 10043, 10057, 10059})
 """Consumer, message (two ways), stream."""
+NO_ROOM = frozenset({10002, 10023, 10047})
+"""The account's, the server's memory's, the server's disk's limit."""
+STORE_FAILED = 10077
+"""A stream's or bucket's own limit, if the text says so; a rewritten key needs room too (seen)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,9 @@ class ApiError(Exception):
         message = f"{what}: {self.description} ({self.err_code})"
         if self.err_code in WRONG_LAST_SEQUENCE:
             return Conflict(message)
+        limit = self.err_code == STORE_FAILED and self.description.startswith("maximum")
+        if limit or self.err_code in NO_ROOM:
+            return StoreFull(message)
         return Permanent(message) if self.code == 400 else Transient(message)
 
 
@@ -72,7 +79,8 @@ async def stored(
 
     Raises:
         BusAway: unknown whether it is stored.
-        Transient: refused, may work later (stream full, starting up).
+        StoreFull: refused, there is no room.
+        Transient: refused, may work later (starting up).
         Conflict: the expected last sequence is another.
     """
     msg = await connection.ask(subject, data, headers=headers, timeout_s=timeout_s)

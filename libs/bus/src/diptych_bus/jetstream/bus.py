@@ -1,7 +1,8 @@
 """`JetStreamBus`: the port on a NATS server with JetStream."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 
 from diptych_bus.jetstream import direct, objects
 from diptych_bus.jetstream.answers import NOT_FOUND, ApiError, api, stored
@@ -12,7 +13,16 @@ from diptych_bus.jetstream.declaring import backlog, declare
 from diptych_bus.jetstream.journal import JetStreamJournal
 from diptych_bus.jetstream.messaging import JetStreamMessaging, delivery_of
 from diptych_bus.jetstream.pulling import Puller
-from diptych_bus.port import Backlog, Bucket, Delivery, M, Pulled, Stored, Subscription
+from diptych_bus.port import (
+    Backlog,
+    Bucket,
+    Delivery,
+    M,
+    Pulled,
+    Stored,
+    StoredItem,
+    Subscription,
+)
 from diptych_bus.tracing import with_context
 from diptych_contracts.streams import (
     BUCKETS,
@@ -64,12 +74,18 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         return self._connection.lifetime.closed
 
     async def store(
-        self, subject: str, message: Message, *, msg_id: str, timeout_s: float
+        self,
+        subject: str,
+        message: Message,
+        *,
+        msg_id: str,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> Stored:
         """Store `message` once. `duplicate` may also mean an own earlier try within this call."""
-        headers = with_context({"Nats-Msg-Id": msg_id}) or {}
+        every = with_context({**(headers or {}), "Nats-Msg-Id": msg_id}) or {}
         return await stored(
-            self._connection, subject, encode(message), headers=headers, timeout_s=timeout_s
+            self._connection, subject, encode(message), headers=every, timeout_s=timeout_s
         )
 
     async def stored(self, stream: str, seq: int) -> Delivery | None:
@@ -78,6 +94,16 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         if msg is None:
             return None
         return delivery_of(msg, subject=(msg.headers or {})["Nats-Subject"])
+
+    async def all_stored(
+        self, stream: str, *, subject: str, after_seq: int = 0
+    ) -> AsyncIterator[StoredItem]:
+        """The messages on `subject` after `after_seq` up to now, in order."""
+        messages = direct.all_on(self._connection, stream, subject, after_seq=after_seq)
+        async with aclosing(messages):
+            async for msg in messages:
+                delivery = delivery_of(msg, subject=(msg.headers or {})["Nats-Subject"])
+                yield StoredItem(direct.seq_of(msg), delivery)
 
     async def erase(self, stream: str, seq: int) -> None:
         """Delete the message at `seq`; nothing happens if it is gone."""

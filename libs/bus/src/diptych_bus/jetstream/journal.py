@@ -68,6 +68,8 @@ class JetStreamJournal:
                 if until_seq is not None and seq > until_seq:
                     return
                 yield JournalItem(seq, decode(msg.data, JournalEntry))
+                if seq == until_seq:
+                    return
 
     async def follow(
         self,

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from diptych_bus.advisories import Undelivered
 from diptych_bus.memory.bucket import BucketStore
 from diptych_bus.memory.consumer import MemoryConsumer
 from diptych_bus.memory.faults import Faults
 from diptych_bus.memory.stream import MemoryStream, StoredMessage
 from diptych_bus.memory.timers import Timers
 from diptych_bus.port import Stored
+from diptych_contracts import subjects
 from diptych_contracts.errors import BusAway
 from diptych_contracts.streams import STREAMS, BucketSpec, ConsumerSpec, StreamSpec
 
@@ -166,8 +168,19 @@ class MemoryBroker:
         key = (spec.stream, spec.name)
         if key not in self._consumers:
             stream = self.streams[spec.stream]
-            self._consumers[key] = MemoryConsumer(spec, stream, self.timers)
+            self._consumers[key] = MemoryConsumer(
+                spec, stream, self.timers, give_up=partial(self._give_up, spec)
+            )
         return self._consumers[key]
+
+    def _give_up(self, spec: ConsumerSpec, seq: int) -> None:
+        """Say that a message is delivered no more."""
+        said = Undelivered(spec.stream, spec.name, seq, deliveries=spec.max_deliver)
+        subject = subjects.undelivered(spec.stream, spec.name)
+        if any(matches(p, subject) for s in self.streams.values() for p in s.spec.subjects):
+            self.store(subject, said.encoded(), {})
+        else:
+            self.send(CoreMessage(subject, said.encoded(), {}))
 
     def bucket(self, spec: BucketSpec) -> BucketStore:
         """The bucket `spec`, made on first use."""

@@ -11,7 +11,7 @@ from diptych_bus.memory.stopping import Owned
 from diptych_bus.memory.timers import Timer, Timers
 from diptych_bus.port import Gone, Kept, Subscription
 from diptych_bus.sizes import check_size
-from diptych_contracts.errors import Conflict, Transient
+from diptych_contracts.errors import Conflict, StoreFull
 from diptych_contracts.streams import BucketSpec
 from diptych_contracts.wire import Message, decode, encode
 
@@ -46,7 +46,7 @@ class BucketStore:
 
         Raises:
             Conflict: it has another.
-            Transient: the bucket is full.
+            StoreFull: there is no room beside what stands there, as at the server.
         """
         check_size(key, data)
         old = self.values.get(key)
@@ -54,9 +54,8 @@ class BucketStore:
         if expected is not None and expected != revision:
             where = f"{self._spec.name}/{key}"
             raise Conflict(f"{where}: expected revision {expected}, it is {revision}")
-        grown_bytes = len(data) - (len(old.data) if old else 0)
-        if self._bytes + grown_bytes > self._spec.max_bytes:
-            raise Transient(f"bucket {self._spec.name}: maximum bytes exceeded")
+        if self._bytes + len(data) > self._spec.max_bytes:
+            raise StoreFull(f"bucket {self._spec.name}: maximum bytes exceeded")
         self._drop(key)
         self._revision += 1
         self._bytes += len(data)

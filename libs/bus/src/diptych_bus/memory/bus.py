@@ -1,18 +1,28 @@
 """The client's part: the port on a `MemoryBroker`."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from diptych_bus.answering import Answers
 from diptych_bus.lifetime import Lifetime
-from diptych_bus.memory.broker import CoreMessage, MemoryBroker
+from diptych_bus.memory.broker import CoreMessage, MemoryBroker, matches
 from diptych_bus.memory.bucket import MemoryBucket
 from diptych_bus.memory.consumer import Member
 from diptych_bus.memory.journal import MemoryJournal
 from diptych_bus.memory.stopping import Stopping
-from diptych_bus.port import Backlog, Bucket, Delivery, M, Pulled, Stored, Subscription
+from diptych_bus.memory.stream import StoredMessage
+from diptych_bus.port import (
+    Backlog,
+    Bucket,
+    Delivery,
+    M,
+    Pulled,
+    Stored,
+    StoredItem,
+    Subscription,
+)
 from diptych_bus.sizes import check_size
 from diptych_bus.tracing import context_of, with_context
 from diptych_contracts.errors import BusAway
@@ -23,6 +33,10 @@ FLUSH_S = 2.0
 
 
 def _delivery(message: CoreMessage) -> Delivery:
+    return Delivery(message.subject, message.data, message.headers, context_of(message.headers))
+
+
+def _stored_delivery(message: StoredMessage) -> Delivery:
     return Delivery(message.subject, message.data, message.headers, context_of(message.headers))
 
 
@@ -80,11 +94,17 @@ class MemoryBus(MemoryJournal):
         return self._listen(subject, take, after=answers.close)
 
     async def store(
-        self, subject: str, message: Message, *, msg_id: str, timeout_s: float
+        self,
+        subject: str,
+        message: Message,
+        *,
+        msg_id: str,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
     ) -> Stored:
         """Store `message` once; see the port."""
-        headers = with_context({"Nats-Msg-Id": msg_id}) or {}
-        return await self._store(subject, encode(message), headers, timeout_s)
+        every = with_context({**(headers or {}), "Nats-Msg-Id": msg_id}) or {}
+        return await self._store(subject, encode(message), every, timeout_s)
 
     async def stored(self, stream: str, seq: int) -> Delivery | None:
         """The message at `seq`, or None if it is gone."""
@@ -92,7 +112,16 @@ class MemoryBus(MemoryJournal):
         found = self._broker.streams[stream].get(seq)
         if found is None:
             return None
-        return Delivery(found.subject, found.data, found.headers, context_of(found.headers))
+        return _stored_delivery(found)
+
+    async def all_stored(
+        self, stream: str, *, subject: str, after_seq: int = 0
+    ) -> AsyncIterator[StoredItem]:
+        """The messages on `subject` after `after_seq` up to now, in order."""
+        await self.round_trip()
+        for message in self._broker.streams[stream].after(after_seq):
+            if matches(subject, message.subject):
+                yield StoredItem(message.seq, _stored_delivery(message))
 
     async def erase(self, stream: str, seq: int) -> None:
         """Delete the message at `seq`; nothing happens if it is gone."""

@@ -46,10 +46,18 @@ class PulledMessage:
 class MemoryConsumer:
     """Messages in order, redelivered until acknowledged or `max_deliver` is reached."""
 
-    def __init__(self, spec: ConsumerSpec, stream: MemoryStream, timers: Timers) -> None:
+    def __init__(
+        self,
+        spec: ConsumerSpec,
+        stream: MemoryStream,
+        timers: Timers,
+        *,
+        give_up: Callable[[int], None],
+    ) -> None:
         self._spec = spec
         self._stream = stream
         self._timers = timers
+        self._give_up = give_up
         self._members: deque[Member] = deque()
         self._last_seq = 0
         """Newest message delivered for the first time."""
@@ -106,6 +114,7 @@ class MemoryConsumer:
         self._waiting.pop(seq, None)
         if self._deliveries.get(seq, 0) >= self._spec.max_deliver:
             self._deliveries.pop(seq, None)
+            self._give_up(seq)
         elif seq in self._deliveries:
             self._again.append(seq)
         self.pump()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from diptych_bus.port import Stored
 from diptych_bus.sizes import message_bytes
-from diptych_contracts.errors import Transient
+from diptych_contracts.errors import StoreFull
 from diptych_contracts.streams import Discard, StreamSpec
 
 
@@ -45,7 +45,7 @@ class MemoryStream:
         """Store a message; the second part is None if it was a duplicate.
 
         Raises:
-            Transient: the stream is full and keeps what it has.
+            StoreFull: the stream keeps what it has.
         """
         self._forget(now_s)
         msg_id = headers.get("Nats-Msg-Id")
@@ -74,6 +74,10 @@ class MemoryStream:
                 return self._messages[candidate]
         return None
 
+    def after(self, seq: int) -> list[StoredMessage]:
+        """All messages after `seq`, in order."""
+        return [message for place, message in self._messages.items() if place > seq]
+
     def on(self, subject: str, *, after_seq: int) -> Iterator[StoredMessage]:
         """The messages on `subject` after `after_seq`, in order."""
         seqs = self._by_subject.get(subject, [])
@@ -99,7 +103,7 @@ class MemoryStream:
 
     def _make_room(self, size_bytes: int) -> None:
         if self._bytes + size_bytes > self.spec.max_bytes and self.spec.discard is Discard.NEW:
-            raise Transient(f"{self.spec.name}: maximum bytes exceeded")
+            raise StoreFull(f"{self.spec.name}: maximum bytes exceeded")
         while self._messages and self._bytes + size_bytes > self.spec.max_bytes:
             self.erase(next(iter(self._messages)))
 

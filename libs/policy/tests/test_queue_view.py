@@ -1,0 +1,74 @@
+"""How long a queue of one class takes, over all schedulers."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from diptych_contracts.fleet import ClassQueue, QueueLoad
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.requests import PriorityClass
+from diptych_policy.queue_view import MAX_SCHEDULERS, QueueView
+
+INTERACTIVE, STANDARD, BATCH = PriorityClass
+Queues = Mapping[PriorityClass, tuple[int, float]]
+
+
+def load(scheduler: str, queues: Queues, queued: int = 0) -> QueueLoad:
+    classes = tuple(
+        ClassQueue(priority_class=c, waiting=waiting, gap_s=gap_s)
+        for c, (waiting, gap_s) in queues.items()
+    )
+    return QueueLoad(
+        scheduler=Incarnation(scheduler), queued=queued, max_queued=100, classes=classes
+    )
+
+
+def view(*loads: QueueLoad) -> QueueView:
+    made = QueueView()
+    for one in loads:
+        made.heard(one, now_s=10.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("queues", "waits"),
+    [
+        ({}, [0, 0, 0]),
+        ({INTERACTIVE: (0, 5.0)}, [0, 0, 0]),
+        ({INTERACTIVE: (4, 0.0)}, [0, 0, 0]),
+        ({INTERACTIVE: (4, 2.0)}, [10, 10, 10]),
+        ({INTERACTIVE: (4, 2.0), BATCH: (1, 3.0)}, [10, 10, 10]),
+        ({INTERACTIVE: (4, 2.0), BATCH: (9, 3.0)}, [10, 10, 30]),
+    ],
+)
+def test_a_class_waits_for_itself_and_those_before_it(queues: Queues, waits: list[float]) -> None:
+    made = view(load("s", queues))
+    assert [made.wait_s(c, now_s=11.0) for c in PriorityClass] == waits
+
+
+def test_schedulers_drain_side_by_side() -> None:
+    made = view(load("a", {BATCH: (9, 2.0)}), load("b", {BATCH: (10, 2.0)}), load("c", {}))
+    assert made.wait_s(BATCH, now_s=11.0) == 20.0
+
+
+def test_what_was_let_in_since_the_last_report_counts() -> None:
+    made = view(load("a", {BATCH: (9, 2.0)}))
+    for _ in range(5):
+        made.entered(BATCH)
+    assert made.wait_s(BATCH, now_s=11.0) == 30.0
+    made.heard(load("a", {BATCH: (14, 2.0)}), now_s=11.0)
+    assert made.wait_s(BATCH, now_s=11.0) == 30.0
+
+
+@pytest.mark.parametrize(("queued", "full"), [(99, "batch"), (100, "batch"), (150, "standard")])
+def test_each_class_has_its_share_of_all_queues(queued: int, full: str) -> None:
+    made = view(load("a", {}, queued=queued), load("b", {}, queued=0))
+    assert made.full(BATCH, now_s=11.0) is (queued >= 100)
+    assert made.full(STANDARD, now_s=11.0) is (queued >= 150)
+    assert made.full(INTERACTIVE, now_s=11.0) is False
+    assert view().full(BATCH, now_s=11.0) is False
+
+
+def test_it_does_not_grow_with_every_scheduler_that_ever_was() -> None:
+    made = view(*(load(f"s{n}", {}) for n in range(MAX_SCHEDULERS + 50)))
+    assert len(made._loads) == MAX_SCHEDULERS
