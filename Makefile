@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard libs/*/src services/*/src)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check live chaos alone compose equality bench format clean
+.PHONY: help up test check faults live chaos alone compose equality bench soak format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -24,6 +24,9 @@ check: $(STAMP) ## format, lint, types, imports, spelling
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+
+faults: $(STAMP) ## 200 seeds of every fault, in virtual time (minutes)
+	DIPTYCH_FAULT_SEEDS=200 $(BIN)/python -m pytest -q tests/faults/test_seeded_faults.py
 
 live: $(STAMP) ## real nats-server, real engine, real processes
 	$(BIN)/diptych models pull
@@ -45,8 +48,10 @@ equality: $(STAMP) ## fifty prompts over every mode, link, crowd and cached pref
 	DIPTYCH_EQUALITY_PROMPTS=50 $(BIN)/python -m pytest -q -m live tests/equality
 
 bench: $(STAMP) ## the numbers in the README
-	@ls bench/*.py >/dev/null 2>&1 || { echo "no benches yet"; exit 1; }
-	for bench in bench/*.py; do $(BIN)/python $$bench || exit 1; done
+	for bench in stream handoff durability; do $(BIN)/python bench/$$bench.py || exit 1; done
+
+soak: $(STAMP) ## does anything grow? half an hour at half load (make soak MINUTES=3)
+	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),30)
 
 format: $(STAMP) ## put the source in order
 	$(BIN)/ruff format .

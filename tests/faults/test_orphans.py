@@ -1,8 +1,6 @@
 """What becomes of requests whose gateway is dead: the scheduler decides, by their intent."""
 
 import asyncio
-import time
-from collections.abc import Sequence
 
 import pytest
 
@@ -13,22 +11,19 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.responses import Attended
 from diptych_contracts.sampling import Stopping
-from diptych_engine.port import StepInput
 from diptych_policy.journal import RequestView, parts
 from diptych_testkit.builders import GATEWAY, a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import ToyStepEngine, toy_answer
 
+pytestmark = pytest.mark.virtual_time
 PROMPT = tuple(range(1, 101))
 OTHER = Incarnation("gateway-2")
 RID = RequestId("r1")
 
 
 def slow_engine(step_s: float = 0.005) -> ToyStepEngine:
-    def pause(_batch: Sequence[StepInput]) -> None:
-        time.sleep(step_s)
-
-    return ToyStepEngine(on_step=pause)
+    return ToyStepEngine(step_s=step_s)
 
 
 async def orphaned(

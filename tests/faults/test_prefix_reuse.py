@@ -1,8 +1,6 @@
 """Prefix reuse across the fleet: who has cached a prompt gets its kind, and tells so."""
 
 import asyncio
-import time
-from collections.abc import Sequence
 from itertools import count
 
 import pytest
@@ -11,21 +9,18 @@ from diptych_contracts.fleet import Role
 from diptych_contracts.journal import End, EndReason, Report
 from diptych_contracts.requests import Forced, Mode
 from diptych_contracts.sampling import Stopping
-from diptych_engine.port import StepInput
 from diptych_testkit.builders import a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import ToyStepEngine, toy_answer
 
+pytestmark = pytest.mark.virtual_time
 PROMPT = tuple(range(1, 201))
 HEARD_S = 0.15
 """Blocks are announced every 20 ms."""
 
 
 def caching(step_s: float = 0.0) -> ToyStepEngine:
-    def pause(_batch: Sequence[StepInput]) -> None:
-        time.sleep(step_s)
-
-    return ToyStepEngine(prefix_sequences=4, on_step=pause)
+    return ToyStepEngine(prefix_sequences=4, step_s=step_s)
 
 
 async def ask(

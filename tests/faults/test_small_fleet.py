@@ -5,7 +5,6 @@ no gap and no repeat (the answer equals the engine's own), nothing held, no limi
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from random import Random
 from typing import Literal
@@ -29,14 +28,12 @@ from diptych_testkit.builders import a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import ToyStepEngine, toy_answer
 
+pytestmark = pytest.mark.virtual_time
 PROMPT = tuple(range(1, 101))
 
 
 def slow_engine(step_s: float = 0.004) -> ToyStepEngine:
-    def pause(_batch: Sequence[StepInput]) -> None:
-        time.sleep(step_s)
-
-    return ToyStepEngine(on_step=pause)
+    return ToyStepEngine(step_s=step_s)
 
 
 def long_request(max_tokens: int) -> Request:
@@ -172,15 +169,14 @@ async def test_a_cancel_that_is_asked_again_frees_no_less() -> None:
     """The scheduler repeats a cancel; the second one once broke the withdrawal of the first."""
     steps = 0
 
-    def pause(_batch: Sequence[StepInput]) -> None:
+    def count(_batch: Sequence[StepInput]) -> None:
         nonlocal steps
         steps += 1
-        time.sleep(0.5)
 
     long_prompt = a_request("r1", prompt_ids=tuple(range(1, 1001)))
     async with small_fleet() as fleet:
         fleet.scheduler()
-        fleet.worker("p1", Role.PREFILL, engine=ToyStepEngine(on_step=pause))
+        fleet.worker("p1", Role.PREFILL, engine=ToyStepEngine(on_step=count, step_s=0.5))
         fleet.worker("d1", Role.DECODE)
         await fleet.ready()
         await fleet.client.send(long_prompt)

@@ -1,6 +1,7 @@
 """The server is killed or frozen under its clients: everything heals, nothing acked is lost."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.jetstream.watching import Watch
 from diptych_bus.port import Gone, JournalItem, Kept, Pulled
 from diptych_bus.server import NatsServer
 from diptych_contracts.errors import BusAway, Conflict
@@ -16,6 +18,7 @@ from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import Fence, TokenEntry, TokenFrame
 from diptych_contracts.streams import LEASES, SCHEDULERS
+from diptych_contracts.wire import encode
 from diptych_policy.journal import RequestView, parts
 from diptych_testkit.nats import running_nats
 
@@ -269,6 +272,48 @@ async def test_a_watch_heals_after_a_kill(server: NatsServer) -> None:
         assert took_s < 2 * HEALED_S
         await written.put("d", beat(1))
         assert await eventually(lambda: "d" in state, 2.0) < 1.0
+
+
+async def test_a_watch_that_forgets_final_values_goes_on_where_it_was(server: NatsServer) -> None:
+    async with buses(server, 2) as (here, there):
+        told: list[tuple[str, int | None]] = []
+
+        def note(change: Kept[Beat] | Gone) -> None:
+            told.append((change.key, change.value.count if isinstance(change, Kept) else None))
+
+        written = there.bucket(LEASES, Beat)
+        for key in ("x", "y", "z"):
+            await written.put(key, beat(9))
+        await written.put("live", beat(1))
+        await here.bucket(LEASES, Beat).watch(note, final=lambda value: value.count == 9)
+        assert len(told) == 4
+
+        await restart(server)
+        await written.put("live", beat(9))
+        await written.put("new", beat(1))
+        await eventually(lambda: ("new", 1) in told, 2 * HEALED_S)
+        assert told[4:] == [("live", 9), ("new", 1)], "what was final is not told again"
+
+
+async def test_a_watch_lists_very_many_final_values_and_keeps_none(server: NatsServer) -> None:
+    """A scheduler's start beside 15 minutes of closed records: the listing never ended before."""
+    async with buses(server, 2) as (here, there):
+        client = there._connection.client
+        for number in range(100_000):
+            await client.publish(f"$KV.leases.k{number}", encode(beat(9)))
+            if number % 2_000 == 0:
+                await client.flush()
+        await client.flush()
+        await asyncio.sleep(0.5)
+        info = await client.request("$JS.API.STREAM.INFO.KV_leases", b"", timeout=5)
+        stored = json.loads(info.data)["state"]["messages"]
+        assert stored > 50_000, "sent without waiting for acknowledgements: some may be dropped"
+        keys: set[str] = set()
+        bucket = here.bucket(LEASES, Beat)
+        watch = await bucket.watch(lambda c: keys.add(c.key), final=lambda value: value.count == 9)
+        assert len(keys) == stored
+        assert isinstance(watch, Watch)
+        assert (watch._revisions, watch._expiries) == ({}, {})
 
 
 async def test_calls_wait_for_the_server_within_their_deadline(server: NatsServer) -> None:

@@ -1,14 +1,131 @@
-"""A gateway that is asked to stop: what it has begun it finishes."""
+"""Each service, asked to stop under load: no client sees an error; it leaves when it is done."""
 
 import asyncio
+import json
 import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
-from diptych_testkit.live_stack import MODEL, LiveStack
+from diptych_bus.jetstream import JetStreamBus
+from diptych_contracts.events import LifeCycleEvent, MemberDrained
+from diptych_contracts.streams import EVENTS
+from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+STREAMS = 6
+TOKENS = 40
+QUESTIONS = [f"Write a long story about number {number}." for number in range(STREAMS)]
+
+
+async def stream(client: openai.AsyncOpenAI, question: str, begun: asyncio.Event) -> str:
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        max_tokens=TOKENS,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    text, finish = "", None
+    async for chunk in answer:
+        begun.set()
+        text += chunk.choices[0].delta.content or ""
+        finish = chunk.choices[0].finish_reason or finish
+    assert finish == "length"
+    return text
+
+
+class Load:
+    """Streams that go on while somebody leaves."""
+
+    def __init__(self, client: openai.AsyncOpenAI) -> None:
+        self._begun = [asyncio.Event() for _ in QUESTIONS]
+        self._streams = [
+            asyncio.create_task(stream(client, question, begun))
+            for question, begun in zip(QUESTIONS, self._begun, strict=True)
+        ]
+
+    async def begun(self) -> None:
+        async with asyncio.timeout(60):
+            for begun in self._begun:
+                await begun.wait()
+
+    async def texts(self) -> list[str]:
+        async with asyncio.timeout(120):
+            return await asyncio.gather(*self._streams)
+
+
+async def drained(stack: LiveStack, member: str) -> MemberDrained:
+    """The event of a member's drain."""
+    bus = await JetStreamBus.connect(stack.nats.url, name="test", wait_s=5.0)
+    try:
+        for seq in range(1, 10_000):
+            stored = await bus.stored(EVENTS.name, seq)
+            if stored is None:
+                break
+            event: LifeCycleEvent = stored.decode(LifeCycleEvent)
+            if isinstance(event, MemberDrained) and event.member == member:
+                return event
+    finally:
+        await bus.close()
+    raise AssertionError(f"{member} did not say that it has drained")
+
+
+async def asked_to_stop(process: Process) -> list[str]:
+    """SIGTERM, and the end with code 0; gives what its health page said meanwhile."""
+    said: list[str] = []
+    process.signal(signal.SIGTERM)
+    give_up_s = time.monotonic() + 60
+    while process.popen.poll() is None:
+        assert time.monotonic() < give_up_s, process.last_words()
+        page = await asyncio.to_thread(process.page, "/health/ready")
+        detail = json.loads(page)["detail"] if page else ""
+        if detail and (not said or said[-1] != detail):
+            said.append(detail)
+        await asyncio.sleep(0.02)
+    assert process.popen.returncode == 0, process.last_words()
+    return said
+
+
+@pytest.fixture
+def patient_stack(tmp_path: Path) -> Iterator[LiveStack]:
+    """One whose services take the time that they have by default."""
+    live = LiveStack(tmp_path, DRAIN_S="60")
+    try:
+        yield live
+    finally:
+        live.close()
+
+
+@pytest.mark.parametrize(
+    "victim", ["decode-worker", "prefill-worker", "scheduler", "power-governor"]
+)
+async def test_no_client_notices_that_a_service_leaves(
+    patient_stack: LiveStack, victim: str
+) -> None:
+    await asyncio.to_thread(patient_stack.start_all)
+    leaver = patient_stack.of(victim)
+    leaver_id = leaver.incarnation
+    if victim != "scheduler":  # a lone scheduler has nobody to hand over to
+        patient_stack.start(victim)
+        await asyncio.to_thread(patient_stack.processes[-1].wait_ready)
+    async with openai.AsyncOpenAI(
+        base_url=patient_stack.base_url, api_key="none", max_retries=0, timeout=120
+    ) as client:
+        undisturbed = await Load(client).texts()
+        load = Load(client)
+        await load.begun()
+        said = await asked_to_stop(leaver)
+        assert await load.texts() == undisturbed
+    event = await drained(patient_stack, leaver_id)
+    assert event.left == 0
+    if victim in ("decode-worker", "scheduler"):
+        assert any(words.startswith("draining: ") for words in said), said
 
 
 async def test_a_stream_in_flight_at_sigterm_is_finished(own_stack: LiveStack) -> None:

@@ -507,6 +507,7 @@ async def test_what_is_not_acknowledged_comes_again_until_the_limit(connect: Con
     await asyncio.sleep(0.8)
 
     assert [p.num_delivered for p in pulled] == [1, 2]
+    assert pulled[0].stored_unix_ms == pulled[1].stored_unix_ms
     assert pulled[0].seq == pulled[1].seq
 
 
@@ -847,6 +848,27 @@ async def test_watch_reports_expired_keys(connect: Connect) -> None:
 
     assert sorted(gone) == ["changed", "listed"]
     assert await written.get("changed") is None
+
+
+async def test_watch_forgets_what_is_final(connect: Connect) -> None:
+    here, there = await connect(), await connect()
+    written = there.bucket(LEASES, Beat)
+    await written.put("over", lease(9), ttl_s=1.0)
+    await written.put("live", lease(1), ttl_s=1.0)
+    seen: list[tuple[str, int | None]] = []
+
+    def note(change: Kept[Beat] | Gone) -> None:
+        seen.append((change.key, change.value.count if isinstance(change, Kept) else None))
+
+    await here.bucket(LEASES, Beat).watch(note, final=lambda beat: beat.count == 9)
+    assert sorted(seen) == [("live", 1), ("over", 9)]
+    await written.put("ends", lease(1))
+    await written.put("ends", lease(9), ttl_s=1.0)
+    await eventually(lambda: ("live", None) in seen, timeout_s=6.0)
+    await settle()
+    assert seen[2:] == [("ends", 1), ("ends", 9), ("live", None)]
+    await written.put("ends", lease(1))
+    await eventually(lambda: seen[-1] == ("ends", 1))
 
 
 # Objects.

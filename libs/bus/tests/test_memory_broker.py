@@ -87,6 +87,7 @@ async def test_redelivery_follows_the_tests_clock_and_ends() -> None:
     for _ in range(8):
         clock.now_s += SCHEDULERS.ack_wait_s
         broker.run_due()
+        await rounds()
 
     assert [p.num_delivered for p in pulled] == [1, 2, 3, 4, 5]
     await bus.close()
@@ -106,6 +107,7 @@ async def test_an_acknowledged_message_stays_done() -> None:
     await pulled[0].nak(0.0)
     clock.now_s += 100.0
     broker.run_due()
+    await rounds()
 
     assert len(pulled) == 1
     broker.timers.close()
@@ -218,3 +220,64 @@ async def test_a_lost_ack_of_a_store_is_unknown_and_its_retry_a_duplicate() -> N
 
     assert await bus.stored("EVENTS", 1) is not None
     assert await bus.stored("EVENTS", 2) is None
+
+
+async def test_who_is_cut_off_hears_what_it_missed_of_what_is_stored() -> None:
+    broker = MemoryBroker()
+    worker, gateway = broker.connect("w"), broker.connect("g")
+    followed: list[JournalItem] = []
+    heard: list[Delivery] = []
+    await gateway.follow(GATEWAY, followed.append)
+    await gateway.subscribe("beat.*", heard.append)
+
+    gateway.line.cut()
+    worker.append(GATEWAY, fence(1))
+    await worker.publish("beat.w", beat(1))
+    await gateway.publish("beat.g", beat(1))
+    await rounds()
+    with pytest.raises(BusAway):
+        await gateway.store("request.batch.m", beat(0), msg_id="a", timeout_s=0.02)
+    assert (followed, heard) == ([], [])
+    assert gateway.connected
+    gateway.line.heal()
+    worker.append(GATEWAY, fence(2))
+    await rounds()
+
+    assert [item.entry for item in followed] == [fence(1), fence(2)]
+    assert heard == []
+
+
+async def test_a_watch_that_was_cut_off_lists_again() -> None:
+    broker = MemoryBroker()
+    watcher, writer = broker.connect("w"), broker.connect("x").bucket(LEASES, Beat)
+    await writer.put("a", beat(1))
+    await writer.put("b", beat(1))
+    seen: list[Kept[Beat] | Gone] = []
+    await watcher.bucket(LEASES, Beat).watch(seen.append)
+
+    watcher.line.cut()
+    await writer.delete("a")
+    await writer.put("b", beat(2))
+    await rounds()
+    assert len(seen) == 2
+    watcher.line.heal()
+    await rounds()
+
+    assert seen[2:] == [Gone("a"), Kept("b", beat(2), 4)]
+
+
+async def test_a_puller_that_takes_nothing_in_is_sent_one_batch() -> None:
+    broker = MemoryBroker()
+    bus, other = broker.connect("frozen"), broker.connect("b")
+    pulled: list[Pulled] = []
+    bus.line.soon = lambda *_: None  # type: ignore[method-assign]
+    await bus.pull(SCHEDULERS, pulled.append, paused=lambda: False)
+    for number in range(2 * SCHEDULERS.batch):
+        await other.store("request.batch.m", beat(0), msg_id=str(number), timeout_s=1.0)
+    await other.pull(SCHEDULERS, pulled.append, paused=lambda: False)
+    await rounds(40)
+
+    assert [p.seq for p in pulled] == list(range(SCHEDULERS.batch + 1, 2 * SCHEDULERS.batch + 1))
+    await bus.kill()
+    await other.close()
+    broker.timers.close()

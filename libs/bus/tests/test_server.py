@@ -43,6 +43,15 @@ async def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
             await NatsServer(tmp_path, port=port).start()
 
 
+async def test_a_durable_server_has_everything_on_the_disk_first(tmp_path: Path) -> None:
+    assert "sync_interval" not in config_text(tmp_path)
+    assert 'sync_interval: "always"' in config_text(tmp_path, durable=True)
+    async with NatsServer(tmp_path, durable=True) as server:
+        bus = await JetStreamBus.connect(server.url, name="test", wait_s=5.0)
+        await bus.close()
+        assert jetstream_answers(server.port)
+
+
 async def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
     (tmp_path / "jetstream").write_text("not a directory")
 

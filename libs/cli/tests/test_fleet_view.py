@@ -125,7 +125,14 @@ def test_transfers_are_rows_under_their_worker() -> None:
         left_ms=73_500,
         n_bytes=2_952_160,
     )
-    over = KvTransfer(transfer_id=TransferId("q.1"), state="failed", reason="writer x died")
+    over = KvTransfer(
+        transfer_id=TransferId("q.1"),
+        state="failed",
+        writer="x",
+        link="shm",
+        n_bytes=70_000,
+        reason="writer x died",
+    )
     snapshot = KvSnapshot(worker=WORKER, slots=160, slots_used=2, transfers=(going, over))
     text = printed(kv.table([snapshot]))
     assert "2 of 160 slots in use" in text
@@ -134,5 +141,5 @@ def test_transfers_are_rows_under_their_worker() -> None:
     assert "tcp" in text
     assert "2,952,160" in text
     assert "writer x died" in text
-    assert kv.row(over)[3:7] == ("", "", "", "")
+    assert kv.row(over)[2:7] == ("x", "shm", "", "", "70,000")
     assert '"transfer_id":"r.1"' in kv.json_text([snapshot])

@@ -21,6 +21,7 @@ from diptych_engine.port import (
     StepInput,
     StepNews,
     StepReport,
+    never,
 )
 from diptych_engine.step_loop import StepLoop
 from diptych_policy.prefixes import block_hashes
@@ -83,8 +84,8 @@ class Loop:
         if started:
             self.loop.start(self._listen)
 
-    def start(self) -> None:
-        self.loop.start(self._listen)
+    def start(self, *, paused: Callable[[], bool] = never) -> None:
+        self.loop.start(self._listen, paused=paused)
 
     def _listen(self, report: StepReport) -> None:
         with self._heard:
@@ -554,3 +555,21 @@ def test_the_cache_has_a_budget_and_imported_kv_is_not_kept(loops) -> None:
     first = tuple(loop.tokens(remote.key))
     run(decode, replace(job, phase=Phase.DECODE, answer_ids=first, blocks=sink.blocks(200)))
     decode.is_idle()
+
+
+def test_while_paused_nothing_is_computed_but_an_abort_takes_effect() -> None:
+    """The bus is away, and the ring of what it has not acknowledged is full."""
+    pausing = threading.Event()
+    pausing.set()
+    loop = Loop(ToyStepEngine(), started=False)
+    loop.start(paused=pausing.is_set)
+    stays, leaves = work("stays"), work("leaves")
+    loop.loop.submit(stays)
+    loop.loop.submit(leaves)
+    loop.loop.abort(leaves.key)
+    loop.until(lambda: bool(loop.of(leaves.key, SequenceAborted)))
+    assert loop.engine.steps == 0
+    pausing.clear()
+    assert loop.finish(stays.key) is EndReason.LENGTH
+    assert loop.tokens(stays.key) == toy_answer(stays.prompt_ids, 5)
+    loop.loop.stop()

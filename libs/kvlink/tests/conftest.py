@@ -16,6 +16,7 @@ from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.links import KINDS, SHM, LinkSettings, open_link
 from diptych_kvlink.port import LinkWriter
 from diptych_kvlink.presence import Presence
+from diptych_kvlink.verifying import context_salt
 
 BLOCK_TOKENS = 4
 SLOT_BYTES = 6000
@@ -94,6 +95,11 @@ class Reader:
         link.send([(ref, buffer.toreadonly())])
         link.confirm()
 
+    @property
+    def salt(self) -> int:
+        """Of the context that every `generation` here has."""
+        return context_salt(generation("any"), FINGERPRINT.base)
+
     def write(self, ticket: Ticket, *, tokens: int = 10) -> tuple[BlockDigest, ...]:
         link = self.link()
         digests = []
@@ -102,7 +108,7 @@ class Reader:
             n_bytes = SLOT_BYTES if left >= BLOCK_TOKENS else 1500 * left
             data = block_bytes(ticket, index, n_bytes)
             self.put(ref, data, link)
-            checksum = xxhash.xxh3_64_intdigest(data)
+            checksum = xxhash.xxh3_64_intdigest(data, self.salt)
             digests.append(BlockDigest(index=index, n_bytes=n_bytes, checksum=checksum))
         return tuple(digests)
 

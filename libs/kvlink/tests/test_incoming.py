@@ -14,7 +14,9 @@ from diptych_contracts.cards import Fingerprint
 from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import BlockDigest
+from diptych_contracts.prompts import PromptRef
 from diptych_kvlink.presence import Presence
+from diptych_kvlink.verifying import checksum, context_salt
 
 Make = Callable[..., Any]
 only_shm = pytest.mark.parametrize("kind", ["shm"])
@@ -94,6 +96,38 @@ def test_blocks_that_are_not_the_tickets_fail_closed(reader: Any, spoil: Any) ->
         reader.incoming.claim(spoiled, tokens=10, now_s=1.0)
 
     assert reader.incoming.slots_quarantined == reader.quarantined(3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tenant": "other"},
+        {"prompt_ids": (1, 2, 4)},
+        {"prompt_ids": (1, 2), "prefix_ids": (3,)},
+        {"prompt": PromptRef(name="n", digest="d", tokens=3, width=2)},
+    ],
+)
+def test_another_tenants_or_prompts_job_is_refused(reader: Any, changes: Any) -> None:
+    _, job = written(reader)
+    stolen = msgspec.structs.replace(
+        job, generation=msgspec.structs.replace(job.generation, **changes)
+    )
+    with pytest.raises(Unverified, match="another tenant, model or prompt") as caught:
+        reader.incoming.claim(stolen, tokens=10, now_s=1.0)
+    assert caught.value.reason == "context"
+
+
+def test_a_block_of_another_tenant_has_another_checksum(reader: Any) -> None:
+    """Whatever puts it there: its bytes are whole, but they are not this context's."""
+    ticket, job = written(reader)
+    theirs = msgspec.structs.replace(job.generation, tenant="other")
+    salt = context_salt(theirs, "base-1")
+    block = job.blocks[0]
+    data = reader.memory(ticket.slots[0])[: block.n_bytes]
+    foreign = changed(block, checksum=checksum(memoryview(data), salt))
+    with pytest.raises(Unverified, match="block 0 has checksum") as caught:
+        reader.incoming.claim(reader.job(ticket, (foreign, *job.blocks[1:])), tokens=10, now_s=1.0)
+    assert caught.value.reason == "checksum"
 
 
 def test_a_claim_for_another_length_fails_closed(reader: Any) -> None:
@@ -485,3 +519,4 @@ def test_those_that_are_over_are_told_of_if_asked_for(reader: Any) -> None:
     assert reader.incoming.transfers(5.0) == []
     (last,) = reader.incoming.transfers(5.0, ended=1)
     assert (last.transfer_id, last.state, last.reason) == ("r2.1", "released", "imported")
+    assert (last.writer, last.link, last.n_bytes) == (reader.writer, reader.kind, 15000)

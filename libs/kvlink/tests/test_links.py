@@ -58,7 +58,7 @@ async def test_a_writers_links_carry_a_transfer(
 ) -> None:
     links = WriterLinks(NAME, settings=settings, clock=lambda: 0.0)
     ticket = reader.reserve(tokens=4)
-    transfer = await links.transfer(ticket, sent_s=0.0)
+    transfer = await links.transfer(ticket, sent_s=0.0, salt=reader.salt)
     transfer.buffer(0)[:] = b"k" * 6000
     transfer.written(0, 6000)
 

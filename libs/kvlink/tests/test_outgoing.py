@@ -34,7 +34,12 @@ def open_transfer(
 ) -> Callable[[Ticket], OutgoingTransfer]:
     def make(ticket: Ticket) -> OutgoingTransfer:
         return OutgoingTransfer(
-            ticket, reader.link(), thread=link_thread, sent_s=clock.now_s, clock=clock
+            ticket,
+            reader.link(),
+            thread=link_thread,
+            sent_s=clock.now_s,
+            salt=reader.salt,
+            clock=clock,
         )
 
     return make
@@ -56,7 +61,7 @@ async def test_what_is_written_is_what_can_be_claimed(reader: Any, open_transfer
     transfer.close()
 
     assert [digest.checksum for digest in digests] == [
-        xxhash.xxh3_64_intdigest(d) for d in contents
+        xxhash.xxh3_64_intdigest(d, reader.salt) for d in contents
     ]
     assert transfer.bytes_written == 15001
     blocks = reader.incoming.claim(reader.job(ticket, digests), tokens=10, now_s=1.0)
@@ -245,7 +250,7 @@ async def test_a_link_that_breaks_unexpectedly_fails_the_transfer(
         def close(self) -> None: ...
 
     transfer = OutgoingTransfer(
-        reader.reserve(tokens=4), Broken(), thread=link_thread, sent_s=100.0, clock=clock
+        reader.reserve(tokens=4), Broken(), thread=link_thread, sent_s=100.0, salt=0, clock=clock
     )
     fill(transfer, 0, b"a" * 6000)
 

@@ -35,11 +35,12 @@ WRITER_PROGRAM = textwrap.dedent(
 
     settings = LinkSettings(directory=pathlib.Path(sys.argv[2]), stall_s=0.4)
     links = WriterLinks(sys.argv[1], settings=settings)
+    SALT = int(sys.argv[3])
     print("ready", flush=True)
 
     async def serve(hexed):
         ticket = decode(bytes.fromhex(hexed), Ticket)
-        transfer = await links.transfer(ticket, sent_s=time.monotonic())
+        transfer = await links.transfer(ticket, sent_s=time.monotonic(), salt=SALT)
         for index in range(transfer.blocks):
             data = bytes([index + 1]) * 6000
             transfer.buffer(index)[:] = data
@@ -58,7 +59,7 @@ WRITER_PROGRAM = textwrap.dedent(
             print(3000, flush=True)
         elif line.startswith("hold "):
             ticket = decode(bytes.fromhex(line[5:]), Ticket)
-            held = asyncio.run(links.transfer(ticket, sent_s=time.monotonic()))
+            held = asyncio.run(links.transfer(ticket, sent_s=time.monotonic(), salt=SALT))
             print(len(held.buffer(0)), flush=True)
         else:
             print(json.dumps(asyncio.run(serve(line))), flush=True)
@@ -114,8 +115,8 @@ def stop(child: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    child = start(WRITER_PROGRAM, WRITER, tmp_path)
+def writer(tmp_path: Path, reader: Any) -> Iterator[subprocess.Popen[str]]:
+    child = start(WRITER_PROGRAM, WRITER, tmp_path, reader.salt)
     yield child
     stop(child)
 

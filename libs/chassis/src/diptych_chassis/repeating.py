@@ -1,7 +1,6 @@
 """Doing something again and again, on time."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
@@ -15,13 +14,15 @@ async def every(
     period_s: float,
     act: Callable[[], Awaitable[None]],
     *,
-    now_s: Callable[[], float] = time.monotonic,
+    now_s: Callable[[], float] | None = None,
 ) -> NoReturn:
     """Await `act()` now and then every `period_s`, until cancelled.
 
     Turns keep their beat: a slow one makes the next come sooner, turns missed altogether are left
     out. `Transient` is logged and the next turn tries again; any other error ends the loop.
+    The clock is the event loop's, unless `now_s` is given.
     """
+    now_s = now_s or asyncio.get_running_loop().time
     due_s = now_s()
     while True:
         try:

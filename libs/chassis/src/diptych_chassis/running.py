@@ -103,7 +103,12 @@ async def _live(
 
 @contextlib.asynccontextmanager
 async def _joined(settings: ServiceSettings, name: str) -> AsyncIterator[JetStreamBus]:
-    connecting = JetStreamBus.connect(settings.nats_url, name=name, wait_s=settings.bus_wait_s)
+    connecting = JetStreamBus.connect(
+        settings.nats_url,
+        name=name,
+        wait_s=settings.bus_wait_s,
+        replicas=settings.stream_replicas,
+    )
     bus = await cancellable(connecting)
     try:
         yield bus
@@ -171,6 +176,7 @@ async def _serve(member: Member, serve: Serve) -> None:
 async def _serve_probes(member: Member) -> None:
     async def probe() -> None:
         member.vitals.probe_served(time.monotonic())
+        metrics.process().tasks.set(len(asyncio.all_tasks()))
 
     await every(_PROBE_PERIOD_S, probe)
 

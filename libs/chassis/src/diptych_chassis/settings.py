@@ -33,6 +33,9 @@ class ServiceSettings:
     nats_url: str = "nats://127.0.0.1:4222"
     bus_wait_s: float = 30.0
     """How long to wait for the bus at the start."""
+    stream_replicas: int = 1
+    """Servers of a NATS cluster that keep each stream and bucket; the first service to start
+    decides. 3 survives the loss of a host."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
     otlp_endpoint: str | None = None

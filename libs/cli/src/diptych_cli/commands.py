@@ -62,6 +62,9 @@ def _add_up(commands: Any) -> None:
     up.add_argument("--schedulers", type=_count, default=1, help="schedulers (1)")
     up.add_argument("--threads", type=_count, help="per worker (cores / workers)")
     up.add_argument(
+        "--durable", action="store_true", help="survive a loss of power too (slower, see the docs)"
+    )
+    up.add_argument(
         "-v", action="count", default=0, dest="verbosity", help="all log lines; -vv debug ones too"
     )
     up.set_defaults(run=_run_up)
@@ -224,6 +227,7 @@ def _run_up(options: argparse.Namespace) -> int:
         gateways=options.gateways,
         schedulers=options.schedulers,
         threads=options.threads,
+        durable=options.durable,
         verbosity=options.verbosity,
     )
     return int(up.up(wanted))

@@ -95,7 +95,7 @@ def table(snapshots: Sequence[KvSnapshot]) -> Any:
 
 def row(transfer: KvTransfer) -> tuple[str, ...]:
     """What the table says of a transfer, but for its worker."""
-    over = not transfer.writer
+    over = not transfer.left_ms and not transfer.age_ms
     return (
         transfer.transfer_id,
         transfer.state,
@@ -103,6 +103,6 @@ def row(transfer: KvTransfer) -> tuple[str, ...]:
         transfer.link,
         "" if over else f"{transfer.age_ms / 1000:.1f} s",
         "" if over else f"{max(0, transfer.left_ms) / 1000:.1f} s",
-        "" if over else f"{transfer.n_bytes:,}",
+        f"{transfer.n_bytes:,}",
         transfer.reason,
     )

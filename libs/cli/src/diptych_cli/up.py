@@ -33,6 +33,8 @@ class UpOptions:
     gateways: int
     schedulers: int
     threads: int | None
+    durable: bool = False
+    """Whether requests and tokens are on the disk before they count."""
     verbosity: int
 
 
@@ -49,7 +51,9 @@ def up(options: UpOptions) -> int:
         me = new_incarnation("supervisor", Random())
         store = options.directory or folders.state() / str(options.port)
         with presence.claimed(store, _stack_file(plan, me)):
-            config = server.write_config(store / "nats", port=plan.nats_port)
+            config = server.write_config(
+                store / "nats", port=plan.nats_port, durable=options.durable
+            )
             stages = stack.stages(plan, tuple(server.command(config)))
             return asyncio.run(Stack(me, plan, stages, _log(options)).run())
 

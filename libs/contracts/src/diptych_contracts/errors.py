@@ -90,7 +90,16 @@ class Refused(DiptychError):
 
 
 class Unverified(DiptychError):
-    """A KV block that is missing, altered or someone else's."""
+    """A KV block that is missing, altered or someone else's.
+
+    Args:
+        message: What was expected and what was seen.
+        reason: One word of a closed set, for counting.
+    """
+
+    def __init__(self, message: str = "", *, reason: str = "unverified_kv") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class Expired(DiptychError):

@@ -41,6 +41,17 @@ class MemberLost(Message, frozen=True, kw_only=True, tag="member_lost.1"):
     silent_ms: int
 
 
+class MemberDrained(Message, frozen=True, kw_only=True, tag="member_drained.1"):
+    """A process that was asked to stop takes nothing more and holds nothing more: it leaves."""
+
+    member: Incarnation
+    service: str
+    took_ms: int
+    """Since it was asked."""
+    left: int = 0
+    """What it handed back unfinished because its time to drain was over."""
+
+
 class RequestDied(Message, frozen=True, kw_only=True, tag="request_died.1"):
     """A request ended `failed` and stands in stream `DEAD`; published once, as `<request>.dead`."""
 
@@ -54,5 +65,11 @@ class RequestDied(Message, frozen=True, kw_only=True, tag="request_died.1"):
 
 
 LifeCycleEvent = (
-    RequestQueued | RequestRouted | RequestEnded | RequestDied | MemberJoined | MemberLost
+    RequestQueued
+    | RequestRouted
+    | RequestEnded
+    | RequestDied
+    | MemberJoined
+    | MemberLost
+    | MemberDrained
 )

@@ -20,6 +20,11 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Sampling, Stopping
 
 
+def never() -> bool:
+    """False: nothing pauses the engine."""
+    return False
+
+
 class SequenceKey(NamedTuple):
     """One attempt at one request."""
 
@@ -204,11 +209,14 @@ class Engine(Protocol):
         """How full it is now."""
         ...
 
-    def start(self, listener: Callable[[StepReport], None]) -> None:
+    def start(
+        self, listener: Callable[[StepReport], None], *, paused: Callable[[], bool] = never
+    ) -> None:
         """Begin. `listener` is called on the engine's thread once per step.
 
         What is known before a step computes (started, aborted, failed) comes in a report of its
-        own, with duration 0. A step that only fills prompts has no news, but its cost.
+        own, with duration 0. A step that only fills prompts has no news, but its cost. While
+        `paused()` nothing is computed: what comes of it could not be told.
         """
         ...
 

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from diptych_engine.port import (
     StepInput,
     StepNews,
     StepReport,
+    never,
 )
 from diptych_engine.prefix_reuse import PrefixReuse
 from diptych_engine.sequence import LiveSequence, StopText
@@ -47,6 +49,21 @@ from diptych_policy.batching import Batcher, BatchLimits, Chunk
 PREFILL_TOKENS = 64
 """A block per step: finer steps cost llama.cpp nothing (it computes 32 tokens at a time), and
 export, cancellation and everybody's next token wait for one step at most."""
+
+
+PAUSE_S = 0.02
+"""How often a paused loop looks whether it may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step computes."""
+
+    chunks: list[Chunk[SequenceKey]]
+    inputs: list[StepInput]
+    decoding: frozenset[SequenceKey]
+    """Those whose chunk is a sampled token."""
+    began_s: float
 
 
 def end_process(error: BaseException) -> None:
@@ -64,6 +81,7 @@ class StepLoop:
         prefill_tokens: Most prompt tokens in one step.
         on_crash: Called on the loop's thread when it dies of a bug; must not return to business
             as usual. The default ends the process.
+        clock: Seconds, for how long steps take.
     """
 
     def __init__(
@@ -73,11 +91,13 @@ class StepLoop:
         *,
         prefill_tokens: int = PREFILL_TOKENS,
         on_crash: Callable[[BaseException], None] = end_process,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.spec: EngineSpec = engine.spec
         self._engine = engine
         self._answer_text = answer_text
         self._on_crash = on_crash
+        self._clock = clock
         self._batcher: Batcher[SequenceKey] = Batcher(_limits(engine.spec, prefill_tokens))
         self._prefixes = PrefixReuse(engine)
         self._sequences: dict[SequenceKey, LiveSequence] = {}
@@ -88,10 +108,13 @@ class StepLoop:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._listener: Callable[[StepReport], None] = lambda _report: None
+        self._paused: Callable[[], bool] = never
 
-    def start(self, listener: Callable[[StepReport], None]) -> None:
+    def start(
+        self, listener: Callable[[StepReport], None], *, paused: Callable[[], bool] = never
+    ) -> None:
         """Begin; see `port.Engine`."""
-        self._listener = listener
+        self._listener, self._paused = listener, paused
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -162,8 +185,9 @@ class StepLoop:
     def _run(self) -> None:
         try:
             while self._wait():
-                self._report(self._before_step())
-                self._step()
+                batch = self._begin_step()
+                if batch is not None:
+                    self._end_step(batch)
         except BaseException as err:  # a silent dead thread would be worse than any bug
             self._on_crash(err)
         finally:
@@ -171,14 +195,29 @@ class StepLoop:
 
     def _wait(self) -> bool:
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._stopping or self._settled or self._aborts or self._sequences
-            )
+            while not self._may_go_on():
+                self._changed.wait(PAUSE_S if self._sequences else None)
             return not self._stopping
 
-    def _report(self, news: list[StepNews]) -> None:
-        if news:
+    def _may_go_on(self) -> bool:
+        if self._stopping or self._settled or self._aborts:
+            return True
+        return bool(self._sequences) and not self._paused()
+
+    def _begin_step(self) -> Batch | None:
+        """Take in and report what has changed; gives what is to be computed, if anything."""
+        if news := self._before_step():
             self._listener(StepReport(news=news, duration_s=0.0))
+        with self._changed:
+            chunks = [] if self._paused() else self._batcher.plan()
+        if not chunks:
+            return None
+        return Batch(
+            chunks,
+            [self._input(chunk) for chunk in chunks],
+            frozenset(c.key for c in chunks if self._sequences[c.key].decodes_from(c.start)),
+            self._clock(),
+        )
 
     def _before_step(self) -> list[StepNews]:
         with self._changed:
@@ -232,27 +271,21 @@ class StepLoop:
         if sequence.work.on_imported is not None:
             sequence.work.on_imported()
 
-    def _step(self) -> None:
-        with self._changed:
-            chunks = self._batcher.plan()
-        if not chunks:
-            return
-        inputs = [self._input(chunk) for chunk in chunks]
-        decoding = {c.key for c in chunks if self._sequences[c.key].decodes_from(c.start)}
-        began_s = time.perf_counter()
-        logits = self._engine.step(inputs)
-        duration_s = time.perf_counter() - began_s
+    def _end_step(self, batch: Batch) -> None:
+        """Compute `batch` and report what came of it."""
+        logits = self._engine.step(batch.inputs)
+        duration_s = self._clock() - batch.began_s
         news: list[StepNews] = []
-        for chunk, row in zip(chunks, logits, strict=True):
+        for chunk, row in zip(batch.chunks, logits, strict=True):
             news += self._after(chunk, row)
-        tokens = {chunk.key: chunk.end - chunk.start for chunk in chunks}
+        tokens = {chunk.key: chunk.end - chunk.start for chunk in batch.chunks}
         changes = self._prefixes.changes()
         report = StepReport(
             news=news,
             duration_s=duration_s,
             tokens_by_key=tokens,
-            prefill_tokens=sum(n for key, n in tokens.items() if key not in decoding),
-            decode_tokens=len(decoding),
+            prefill_tokens=sum(n for key, n in tokens.items() if key not in batch.decoding),
+            decode_tokens=len(batch.decoding),
             blocks_stored=changes.stored,
             blocks_removed=changes.removed,
         )

@@ -21,10 +21,10 @@ from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.control import KvTransfer
 from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.ids import Incarnation, TransferId
-from diptych_contracts.jobs import BlockDigest, DecodeJob, RefusalReason
+from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation, RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, Reserve, SlotRef, Ticket
 from diptych_kvlink.agreement import check_fingerprint, check_layout
-from diptych_kvlink.ledger import State, Transfer, TransferLedger
+from diptych_kvlink.ledger import Over, State, Transfer, TransferLedger
 from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, open_targets
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.port import CLOSED, LinkTarget
@@ -32,8 +32,10 @@ from diptych_kvlink.slots import SlotPool
 from diptych_kvlink.verifying import (
     block_spans,
     check_bytes,
+    check_context,
     check_holder,
     check_shape,
+    context_salt,
     ticket_id,
 )
 
@@ -126,7 +128,7 @@ class IncomingTransfers:
         transfer = self._ledger.get(request.transfer_id)
         if transfer is None or not transfer.is_open:
             transfer = self._open(request, tokens, now_s + lease_s, target)
-        elif not _is_repeat(transfer, request, tokens):
+        elif not self._is_repeat(transfer, request, tokens):
             raise Refused(RefusalReason.UNSUPPORTED, f"{request.transfer_id} is in use")
         elif target is not self._via[transfer.transfer_id]:
             self._close_gates(transfer)
@@ -156,6 +158,7 @@ class IncomingTransfers:
         self._close_gates(transfer)
         transfer.advance(State.WRITTEN, deadline_s=deadline_s)
         try:
+            check_context(transfer, self._salt(job.generation))
             views = self._verify(transfer, job.blocks, tokens)
         except Unverified as err:
             transfer.end(State.FAILED, str(err))
@@ -168,6 +171,11 @@ class IncomingTransfers:
             IncomingBlock(p0=p0, p1=p1, data=view)
             for (p0, p1), view in zip(spans, views, strict=True)
         )
+
+    def is_open(self, transfer_id: TransferId) -> bool:
+        """Whether a ticket can still be claimed, or is being imported."""
+        transfer = self._ledger.get(transfer_id)
+        return transfer is not None and transfer.is_open
 
     def release(self, transfer_id: TransferId) -> None:
         """This worker is done with a ticket: imported, or given up. Idempotent.
@@ -277,6 +285,8 @@ class IncomingTransfers:
             deadline_s=deadline_s,
             writer=request.prefill_worker,
             tokens=tokens,
+            salt=self._salt(request.generation),
+            n_bytes=len(refs) * self._layout.slot_bytes,
             opened_s=deadline_s - min(self._lease_s, request.generation.budget_ms / 1000),
         )
         self._ledger.add(transfer)
@@ -284,8 +294,20 @@ class IncomingTransfers:
         self._admit(transfer, request.prefill_worker, target)
         return transfer
 
+    def _is_repeat(self, transfer: Transfer, request: Reserve, tokens: int) -> bool:
+        return (
+            transfer.state is State.RESERVED
+            and transfer.writer == request.prefill_worker
+            and transfer.tokens == tokens
+            and transfer.salt == self._salt(request.generation)
+        )
+
+    def _salt(self, generation: Generation) -> int:
+        return context_salt(generation, self._fingerprint.base if self._fingerprint else "")
+
     def _admit(self, transfer: Transfer, writer: Incarnation, target: LinkTarget) -> None:
         self._via[transfer.transfer_id] = target
+        transfer.link = target.endpoint.kind
         target.expect(writer)
         for ref in self._refs[transfer.transfer_id]:
             target.admit(ref.slot, ref.generation, writer)
@@ -312,20 +334,19 @@ class IncomingTransfers:
         for ref, block in zip(self._refs[transfer.transfer_id], blocks, strict=True):
             views.append(target.view(ref.slot, block.n_bytes))
             check_bytes(transfer, block, views[-1])
+        transfer.n_bytes = sum(view.nbytes for view in views)
         return views
 
     def _seen(self, transfer: Transfer, now_s: float) -> KvTransfer:
-        views = self._views.get(transfer.transfer_id, ())
-        room_bytes = len(self._refs[transfer.transfer_id]) * self._layout.slot_bytes
         left_s = transfer.deadline_s - now_s if transfer.is_open else 0.0
         return KvTransfer(
             transfer_id=transfer.transfer_id,
             state=transfer.state,
             writer=transfer.writer or "",
-            link=self._via[transfer.transfer_id].endpoint.kind,
+            link=transfer.link,
             age_ms=round((now_s - transfer.opened_s) * 1000),
             left_ms=round(left_s * 1000),
-            n_bytes=sum(view.nbytes for view in views) or room_bytes,
+            n_bytes=transfer.n_bytes,
             reason=transfer.reason,
         )
 
@@ -384,14 +405,12 @@ def _invalidate(view: memoryview) -> bool:
     return True
 
 
-def _over(transfer_id: TransferId, how: str) -> KvTransfer:
-    state, _, reason = how.partition(": ")
-    return KvTransfer(transfer_id=transfer_id, state=state, reason=reason)
-
-
-def _is_repeat(transfer: Transfer, request: Reserve, tokens: int) -> bool:
-    return (
-        transfer.state is State.RESERVED
-        and transfer.writer == request.prefill_worker
-        and transfer.tokens == tokens
+def _over(transfer_id: TransferId, over: Over) -> KvTransfer:
+    return KvTransfer(
+        transfer_id=transfer_id,
+        state=over.state,
+        writer=over.writer or "",
+        link=over.link,
+        n_bytes=over.n_bytes,
+        reason=over.reason,
     )

@@ -56,6 +56,12 @@ class Transfer:
     opened_s: float = 0.0
     tokens: int = 0
     """What the reader expects; 0 at the writer, whose engine counts."""
+    salt: int = 0
+    """Of the context whose KV it carries (`verifying.context_salt`)."""
+    link: str = ""
+    """Over which link it comes; empty at the writer."""
+    n_bytes: int = 0
+    """The room it was given; once verified, its bytes."""
     state: State = State.RESERVED
     reason: str = ""
     """Why it ended."""
@@ -113,17 +119,31 @@ class Transfer:
         self.log.append((state, reason))
 
 
+@dataclass(frozen=True, slots=True)
+class Over:
+    """What is remembered of a transfer that nobody touches any more."""
+
+    state: State
+    reason: str
+    writer: Incarnation | None
+    link: str
+    n_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.state}: {self.reason}"
+
+
 class TransferLedger:
-    """Every transfer one side still answers for, and the ids of those that are over.
+    """Every transfer one side still answers for, and those that are over.
 
     Args:
-        remembered: How many ended ids to keep, so that a late repetition of a reservation is
+        remembered: How many ended ones to keep, so that a late repetition of a reservation is
             recognized instead of being granted again.
     """
 
     def __init__(self, *, remembered: int = 4096) -> None:
         self._held: dict[TransferId, Transfer] = {}
-        self._over: OrderedDict[TransferId, str] = OrderedDict()
+        self._over: OrderedDict[TransferId, Over] = OrderedDict()
         self._remembered = remembered
 
     def __iter__(self) -> Iterator[Transfer]:
@@ -136,11 +156,12 @@ class TransferLedger:
     def how_ended(self, transfer_id: TransferId) -> str | None:
         """How a transfer ended; None if it is open or was never (or too long ago) seen."""
         held = self._held.get(transfer_id)
-        if held is None:
-            return self._over.get(transfer_id)
-        return None if held.is_open else _ending(held)
+        if held is not None:
+            return None if held.is_open else str(_over(held))
+        over = self._over.get(transfer_id)
+        return None if over is None else str(over)
 
-    def ended(self, n: int) -> list[tuple[TransferId, str]]:
+    def ended(self, n: int) -> list[tuple[TransferId, Over]]:
         """The `n` transfers that were over last, newest first, and how they ended."""
         return list(islice(reversed(self._over.items()), n))
 
@@ -159,7 +180,7 @@ class TransferLedger:
         settled = [transfer for transfer in self if transfer.settled]
         for transfer in settled:
             del self._held[transfer.transfer_id]
-            self._over[transfer.transfer_id] = _ending(transfer)
+            self._over[transfer.transfer_id] = _over(transfer)
         while len(self._over) > self._remembered:
             self._over.popitem(last=False)
         return settled
@@ -171,5 +192,5 @@ class TransferLedger:
         assert not self._held.keys() & self._over.keys(), "a transfer is both held and over"
 
 
-def _ending(transfer: Transfer) -> str:
-    return f"{transfer.state}: {transfer.reason}"
+def _over(transfer: Transfer) -> Over:
+    return Over(transfer.state, transfer.reason, transfer.writer, transfer.link, transfer.n_bytes)

@@ -1,7 +1,9 @@
 """Which kinds of link exist, and how to open either side of one."""
 
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from diptych_contracts.errors import Incompatible, Permanent
 from diptych_contracts.ids import Incarnation
@@ -10,12 +12,43 @@ from diptych_kvlink import shm, tcp_target
 from diptych_kvlink.lockfile import SHM_DIRECTORY, host_id
 from diptych_kvlink.pool_file import PoolShape, private_slots
 from diptych_kvlink.port import LinkTarget, LinkWriter
+from diptych_kvlink.presence import Presence
 from diptych_kvlink.tcp_target import Listening, TcpTarget
 from diptych_kvlink.tcp_writer import TcpWriter
 
 SHM, TCP = shm.KIND, tcp_target.KIND
 KINDS = (SHM, TCP)
 """The kinds this build supports, fastest first."""
+
+
+class Announced(Protocol):
+    """A writer's sign of life to readers."""
+
+    def close(self) -> None:
+        """From here on it writes nothing."""
+        ...
+
+
+class LinkAdapter(Protocol):
+    """Other links than this build's own, of the kinds it is asked for: those of a test, say."""
+
+    def open_targets(
+        self, kinds: tuple[str, ...], *, name: str, shape: PoolShape
+    ) -> tuple[LinkTarget, ...]:
+        """See `open_targets`."""
+        ...
+
+    def open_link(self, endpoint: LinkEndpoint, *, writer: Incarnation) -> LinkWriter:
+        """See `open_link`."""
+        ...
+
+    def thread(self, link: LinkWriter) -> Executor:
+        """What runs `link`'s blocking calls, one after another."""
+        ...
+
+    def announce(self, writer: Incarnation) -> Announced:
+        """Let readers know that `writer` lives."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +65,8 @@ class LinkSettings:
     """tcp: 0 takes a free one."""
     stall_s: float = 3.0
     """tcp: a peer silent for so long in the middle of something is hung."""
+    adapter: LinkAdapter | None = None
+    """What opens the links, if not this module."""
 
 
 DEFAULT_LINKS = LinkSettings()
@@ -43,6 +78,8 @@ def open_link(endpoint: LinkEndpoint, *, writer: Incarnation, settings: LinkSett
     Raises:
         Incompatible: of a kind this build does not know, or out of reach from here.
     """
+    if settings.adapter is not None:
+        return settings.adapter.open_link(endpoint, writer=writer)
     match endpoint.kind:
         case shm.KIND:
             return shm.ShmWriter(endpoint, settings.directory)
@@ -50,6 +87,20 @@ def open_link(endpoint: LinkEndpoint, *, writer: Incarnation, settings: LinkSett
             return TcpWriter(endpoint, writer, stall_s=settings.stall_s)
         case kind:
             raise Incompatible(_unknown(kind))
+
+
+def link_thread(link: LinkWriter, settings: LinkSettings) -> Executor:
+    """A thread for `link` alone, so that a hung peer holds up nobody else's blocks."""
+    if settings.adapter is not None:
+        return settings.adapter.thread(link)
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-link")
+
+
+def announce(writer: Incarnation, settings: LinkSettings) -> Announced | None:
+    """Let readers know that `writer` lives, where a kind needs that. Raises `Permanent`."""
+    if settings.adapter is not None:
+        return settings.adapter.announce(writer)
+    return Presence(writer, settings.directory) if SHM in settings.kinds else None
 
 
 def open_targets(settings: LinkSettings, *, name: str, shape: PoolShape) -> tuple[LinkTarget, ...]:
@@ -61,6 +112,8 @@ def open_targets(settings: LinkSettings, *, name: str, shape: PoolShape) -> tupl
     unknown = [kind for kind in settings.kinds if kind not in KINDS]
     if unknown or not settings.kinds:
         raise Permanent(_unknown(", ".join(unknown)))
+    if settings.adapter is not None:
+        return settings.adapter.open_targets(settings.kinds, name=name, shape=shape)
     targets: dict[str, LinkTarget] = {}
     slots = None
     if SHM in settings.kinds:

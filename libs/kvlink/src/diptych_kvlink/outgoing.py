@@ -41,6 +41,7 @@ class OutgoingTransfer:
         thread: The link's thread: an executor with one worker.
         sent_s: When the `Reserve` that the ticket answers was *sent*, on `clock`. The lease is
             counted from there, so it is over here before it is over at the reader.
+        salt: Of the context whose KV it carries (`verifying.context_salt`).
         clock: Monotonic seconds.
     """
 
@@ -51,9 +52,11 @@ class OutgoingTransfer:
         *,
         thread: Executor,
         sent_s: float,
+        salt: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ticket = ticket
+        self._salt = salt
         self._link = link
         self._thread = thread
         self._clock = clock
@@ -229,7 +232,7 @@ class OutgoingTransfer:
     def _seal(self, batch: list[tuple[int, memoryview]]) -> list[BlockDigest]:
         self._link.send([(self._ticket.slots[index], data) for index, data in batch])
         digests = [
-            BlockDigest(index=index, n_bytes=len(data), checksum=checksum(data))
+            BlockDigest(index=index, n_bytes=len(data), checksum=checksum(data, self._salt))
             for index, data in batch
         ]
         self._link.confirm()

@@ -3,25 +3,22 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint, Ticket
-from diptych_kvlink.links import DEFAULT_LINKS, SHM, LinkSettings, open_link
+from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, announce, link_thread, open_link
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.port import LinkWriter
-from diptych_kvlink.presence import Presence
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A link and its own thread, so that a hung peer holds up nobody else's blocks."""
+    """A link and its own thread."""
 
     link: LinkWriter
-    thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-link")
-    )
+    thread: Executor
 
 
 class WriterLinks:
@@ -46,9 +43,9 @@ class WriterLinks:
         self.writer = writer
         self._settings = settings
         self._clock = clock
-        self._presence = Presence(writer, settings.directory) if SHM in settings.kinds else None
+        self._presence = announce(writer, settings)
         self._links: dict[LinkEndpoint, _Opened] = {}
-        self._left: list[ThreadPoolExecutor] = []
+        self._left: list[Executor] = []
 
     def open(self, endpoint: LinkEndpoint) -> LinkWriter:
         """The link to `endpoint`, opened once. Raises `Incompatible`.
@@ -58,8 +55,10 @@ class WriterLinks:
         """
         return self._opened(endpoint).link
 
-    async def transfer(self, ticket: Ticket, *, sent_s: float) -> OutgoingTransfer:
+    async def transfer(self, ticket: Ticket, *, sent_s: float, salt: int) -> OutgoingTransfer:
         """The transfer `ticket` allows, its link ready; `sent_s` is when its `Reserve` was sent.
+
+        `salt` is `context_salt` of the context whose KV is written.
 
         Raises:
             Incompatible, LinkBroken: the link does not work; another one may.
@@ -68,7 +67,12 @@ class WriterLinks:
         if not opened.link.is_ready:
             await asyncio.wrap_future(opened.thread.submit(opened.link.connect))
         return OutgoingTransfer(
-            ticket, opened.link, thread=opened.thread, sent_s=sent_s, clock=self._clock
+            ticket,
+            opened.link,
+            thread=opened.thread,
+            sent_s=sent_s,
+            salt=salt,
+            clock=self._clock,
         )
 
     def leave(self, endpoint: LinkEndpoint) -> None:
@@ -99,5 +103,5 @@ class WriterLinks:
                 if opened.link.reader_is_gone():
                     self.leave(known)
             link = open_link(endpoint, writer=self.writer, settings=self._settings)
-            self._links[endpoint] = _Opened(link)
+            self._links[endpoint] = _Opened(link, link_thread(link, self._settings))
         return self._links[endpoint]

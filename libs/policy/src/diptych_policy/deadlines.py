@@ -1,7 +1,7 @@
 """Which deadline of a request has passed, and what that means.
 
 All are on by default. `now_s` is the judge's clock: while the bus is away only the total deadline,
-which is wall time, goes on.
+which is the bus's wall time, goes on.
 """
 
 from dataclasses import dataclass

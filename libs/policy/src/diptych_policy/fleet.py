@@ -86,6 +86,13 @@ class Fleet:
         """Whether it beats."""
         return member in self._alive
 
+    def count(self, role: Role) -> int:
+        """How many workers of `role` beat."""
+        return sum(
+            worker.registration.role is role and worker.id in self._alive
+            for worker in self._workers.values()
+        )
+
     def report(self, load: WorkerLoad) -> None:
         """A worker's telemetry has arrived."""
         worker = self._workers.get(load.worker)

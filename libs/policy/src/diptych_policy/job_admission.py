@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import RefusalReason
 
+MAX_WAITING = 64
+"""Prefill jobs that may wait in a worker's own queue."""
 _REMEMBERED = 4096
 
 
@@ -40,7 +42,9 @@ class JobAdmission:
         max_waiting: Jobs that may wait in the engine's own queue.
     """
 
-    def __init__(self, *, max_sequences: int, kv_tokens: int, max_waiting: int = 64) -> None:
+    def __init__(
+        self, *, max_sequences: int, kv_tokens: int, max_waiting: int = MAX_WAITING
+    ) -> None:
         self._max_sequences = max_sequences
         self._kv_tokens = kv_tokens
         self._max_waiting = max_waiting
@@ -90,6 +94,11 @@ class JobAdmission:
             detail = f"needs {tokens} KV cells, {free} of {self._kv_tokens} are free"
             return NotAdmitted(RefusalReason.NO_ROOM, detail)
         return None
+
+    def obstacle(self, tokens: int, *, may_wait: bool) -> str:
+        """Why a job of `tokens` cells would be refused now; empty if it would not."""
+        refusal = self._no_seat(tokens, may_wait=may_wait)
+        return "" if refusal is None else refusal.detail or refusal.reason
 
     def past(self, request_id: RequestId, attempt: int) -> bool:
         """Whether this attempt was run here to its end."""

@@ -28,6 +28,8 @@ class RequestArrived:
     """Newest sequence of its gateway's journal: none of its own entries is older."""
     deliveries: int = 1
     """How often it has been pulled, this time included."""
+    stored_unix_ms: int = 0
+    """When it was stored, by the bus's clock: the one that all schedulers share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Liveness:
         """Members whose silence was announced."""
         self._mourned: OrderedDict[Incarnation, None] = OrderedDict()
         """Members that were lost, the last of them."""
+        self._left_s: dict[Incarnation, float] = {}
         self._judging_since_s: float | None = None
         self._last_tick_s: float | None = None
         self.judged_s = 0.0
@@ -104,6 +105,7 @@ class Liveness:
         found = member not in self._patient_from_s
         if found and not ready:
             return []
+        self._left_s.pop(member, None)
         self._heard(member, now_s, min(patience_s, self._max_patience_s))
         if not found:
             return []
@@ -121,10 +123,21 @@ class Liveness:
             self._announced.add(member)
         self._patient_from_s[member] = until_s
 
-    def left(self, member: Incarnation) -> None:
+    def left(self, member: Incarnation, *, now_s: float) -> None:
         """A member said that it goes: its silence is no loss."""
-        self._patient_from_s.pop(member, None)
         self._announced.discard(member)
+        if self._patient_from_s.pop(member, None) is not None:
+            self._left_s[member] = now_s
+
+    def departed(self, *, now_s: float) -> list[Incarnation]:
+        """Those that said they go and are silent since: what they still held is lost with them.
+
+        A worker whose registration has only expired beats on, and is found again.
+        """
+        gone = [m for m, left_s in self._left_s.items() if now_s - left_s > self._silence_s]
+        for member in gone:
+            del self._left_s[member]
+        return gone
 
     def tick(self, *, now_s: float) -> list[MemberLost]:
         """Time has passed; call at least every `own_fresh_s`."""

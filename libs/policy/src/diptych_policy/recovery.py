@@ -18,7 +18,7 @@ Rules:
   lost ones end the request: a poisonous one must not walk through the fleet (`suspicion`). What
   failed is buried before its record is closed, and erased after.
 - Deadlines use `now_s`, the judge's clock, which stands still while the bus is away; the total
-  deadline uses wall time.
+  deadline uses the bus's wall time, since schedulers' own clocks differ.
 """
 
 from collections import deque
@@ -77,7 +77,7 @@ class Ledger(LiveRequests):
         return self._foreign.owners() | self.gateways()
 
     def handle(self, event: Event, *, now_s: float, unix_ms: int) -> list[Effect]:
-        """What follows from `event`. `now_s` is the judge's clock, `unix_ms` wall time."""
+        """What follows from `event`. `now_s` is the judge's clock, `unix_ms` the bus's."""
         self._now_s = now_s
         self._unix_ms = unix_ms
         self.log.append(event)
@@ -116,7 +116,7 @@ class Ledger(LiveRequests):
             state=RecordState.QUEUED,
             request_seq=event.request_seq,
             journal_seq=event.journal_seq,
-            deadline_unix_ms=request.deadline_unix_ms,
+            deadline_unix_ms=event.stored_unix_ms + round(request.deadlines.total_s * 1000),
             head=request.head,
         )
         live = self._enter(request, record, Stage.CREATING)
@@ -162,12 +162,13 @@ class Ledger(LiveRequests):
             return self._forget(live)
         if live.stage is Stage.ENDING:
             return []
-        if record.state is RecordState.CANCELLING:
-            live.record = msgspec.structs.replace(
-                record, owner=self._me, request_seq=live.record.request_seq
-            )
+        mine = record.owner == self._me
+        if record.state is RecordState.CANCELLING and (mine or record.request_seq == 0):
+            if mine:  # else a gateway wrote it that did not know whether it was accepted
+                seq = live.record.request_seq
+                live.record = msgspec.structs.replace(record, request_seq=seq)
             return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
-        if record.owner != self._me:
+        if not mine:
             forgotten = self._forget(live)
             self._note_foreign(record)
             return forgotten

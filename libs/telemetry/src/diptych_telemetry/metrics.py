@@ -56,6 +56,7 @@ class ProcessMetrics:
     def __init__(self) -> None:
         self.ready = gauge("ready", "1 while the process serves.")
         self.bus_connected = gauge("bus_connected", "1 while the bus is there.")
+        self.tasks = gauge("tasks", "Tasks of the service's event loop.")
         self.beats = counter("beats_total", "Signs of life sent.")
 
 
@@ -100,15 +101,15 @@ class SchedulerMetrics:
         self.refused = counter("scheduler_refused_total", "Jobs refused by workers.", "reason")
         self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
         self.adoptions = counter("scheduler_adoptions_total", "Records taken over.")
+        self.members_lost = counter("scheduler_members_lost_total", "Members declared dead.")
+        self.members_returned = counter(
+            "scheduler_members_returned_total",
+            "Members that beat again after they were declared dead: frozen ones and false alarms.",
+        )
         self.dead = counter(
             "scheduler_dead_requests_total", "Requests that were given up as failed.", "cause"
         )
         self.workers = gauge("scheduler_workers", "Workers believed alive.", "role")
-        self.lost = counter("scheduler_members_lost_total", "Members declared dead.")
-        self.returned = counter(
-            "scheduler_members_returned_total",
-            "Members that beat again after they were declared dead: frozen ones and false alarms.",
-        )
         self.route_duration = histogram(
             "scheduler_route_duration_seconds",
             "From taking a request on to a worker's acceptance.",
@@ -127,6 +128,15 @@ class TransferMetrics:
             "link",
         )
         self.outcomes = counter("kv_transfers_total", "Transfers ended.", "link", "outcome")
+        self.refused = counter(
+            "kv_refused_total",
+            "Reservations and hand-offs that the decode worker refused, by reason.",
+            "reason",
+        )
+        self.slots = gauge("kv_transfer_slots", "Block slots in all.")
+        self.slots_quarantined = gauge(
+            "kv_transfer_slots_quarantined", "Slots of ended tickets that somebody may still touch."
+        )
         self.slots_used = gauge("kv_transfer_slots_used", "Block slots held by tickets.")
         self.duration = histogram(
             "kv_transfer_duration_seconds",

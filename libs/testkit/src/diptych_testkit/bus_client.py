@@ -11,25 +11,35 @@ import msgspec
 
 from diptych_bus.port import Bus, JournalItem, Subscription
 from diptych_contracts import subjects
+from diptych_contracts.errors import BusAway
 from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import Request
 from diptych_contracts.streams import GATEWAY_HEADER
+from diptych_gateway.records import Records
 from diptych_policy.journal import RequestView, parts
 
 _BEAT_S = 0.1
+_PAUSE_S = 0.05
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class BusClient:
     """Sends requests as gateway `me`."""
 
-    def __init__(self, bus: Bus, me: Incarnation) -> None:
+    def __init__(self, bus: Bus, me: Incarnation, *, unix_ms: Callable[[], int] = _unix_ms) -> None:
         self._bus = bus
+        self._unix_ms = unix_ms
         self._me = me
         self._following: Subscription | None = None
         self._beating: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
+        self._records = Records(bus, me)
+        self._marking: asyncio.Task[None] | None = None
         self.views: dict[str, RequestView] = {}
         self.delivered: dict[str, list[int]] = {}
         self.ends: dict[str, End] = {}
@@ -38,28 +48,42 @@ class BusClient:
         """Follow the journal and beat."""
         self._following = await self._bus.follow(self._me, self._hear)
         self._beating = asyncio.create_task(self._beat())
+        self._marking = asyncio.create_task(self._records.run())
 
     async def close(self) -> None:
         """Fall silent."""
-        if self._beating is not None and self._following is not None:
-            self._beating.cancel()
-            await asyncio.wait([self._beating])
+        if self._following is not None:
+            going = [task for task in (self._beating, self._marking) if task is not None]
+            for task in going:
+                task.cancel()
+            await asyncio.wait(going)
             await self._following.close()
 
     async def send(self, request: Request) -> None:
         """Store a request, as a gateway does."""
         request = msgspec.structs.replace(
-            request, gateway=self._me, created_unix_ms=time.time_ns() // 1_000_000
+            request, gateway=self._me, created_unix_ms=self._unix_ms()
         )
         self.expect(request.request_id)
         subject = subjects.request(request.priority_class, request.model)
-        await self._bus.store(
-            subject,
-            request,
-            msg_id=request.request_id,
-            timeout_s=2.0,
-            headers={GATEWAY_HEADER: self._me},
-        )
+        while True:
+            try:
+                await self._bus.store(
+                    subject,
+                    request,
+                    msg_id=request.request_id,
+                    timeout_s=2.0,
+                    headers={GATEWAY_HEADER: self._me},
+                )
+            except BusAway:  # it may be stored: ask again with the same id
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                return
+
+    def cancel(self, request: Request) -> None:
+        """Have it cancelled, as a gateway does whose client has left."""
+        mine = msgspec.structs.replace(request, gateway=self._me)
+        self._records.cancel(mine, "the client left")
 
     def expect(self, request_id: RequestId) -> None:
         """Hear of a request that somebody else sends."""

@@ -80,6 +80,17 @@ class Process:
         except OSError:
             return {}
 
+    def page(self, path: str) -> bytes:
+        """What a page of its health port says, whatever the status; empty if nobody answers."""
+        url = f"http://127.0.0.1:{self.health_port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=1) as answer:
+                return bytes(answer.read())
+        except urllib.error.HTTPError as err:
+            return bytes(err.read())
+        except OSError:
+            return b""
+
     @property
     def incarnation(self) -> str:
         """Its id on the bus."""

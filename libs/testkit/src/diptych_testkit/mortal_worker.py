@@ -26,6 +26,7 @@ from diptych_power.sim import SimulatedDevice
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
 from diptych_worker.assembling import read_card, run_worker
+from diptych_worker.device import Equipment
 from diptych_worker.settings import WorkerSettings
 
 MODULE = "diptych_testkit.mortal_worker"
@@ -95,7 +96,7 @@ async def serve(member: Member, settings: WorkerSettings, role: Role) -> None:
     """Run until `member` is told to stop."""
     card = read_card(settings)
     engine = load_engine(settings, card)
-    await run_worker(member, settings, role, card=card, engine=engine, device=SimulatedDevice())
+    await run_worker(member, settings, role, card=card, on=Equipment(engine, SimulatedDevice()))
 
 
 def main(service: str) -> int:

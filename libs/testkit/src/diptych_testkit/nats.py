@@ -8,11 +8,17 @@ In a test module's or folder's `conftest.py`:
             yield server
 """
 
+import socket
+import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from diptych_bus.server import NatsServer
+from diptych_bus.server import CONFIG_NAME, HOST, NatsServer, command, config_text, read_port
+
+_FORMED_S = 30.0
 
 
 @contextmanager
@@ -24,3 +30,65 @@ def running_nats(store: Path) -> Iterator[NatsServer]:
         yield server
     finally:
         server.stop_blocking()
+
+
+@dataclass(slots=True)
+class NatsCluster:
+    """Servers that keep each other's streams, on this machine."""
+
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    urls: list[str] = field(default_factory=list)
+
+    def kill(self, number: int) -> None:
+        """SIGKILL one of them."""
+        self.processes[number].kill()
+        self.processes[number].wait()
+
+
+@contextmanager
+def running_cluster(store: Path, *, servers: int = 3) -> Iterator[NatsCluster]:
+    """A cluster of `servers`; gone afterwards."""
+    cluster = NatsCluster()
+    with ExitStack() as held:
+        routes = _free_ports(servers)
+        for number, route in enumerate(routes):
+            folder = store / f"n{number}"
+            folder.mkdir(parents=True)
+            text = _clustered(folder, number, route, routes)
+            (folder / CONFIG_NAME).write_text(text)
+            log = held.enter_context((folder / "log").open("wb"))
+            process = subprocess.Popen(command(folder / CONFIG_NAME), stdout=log, stderr=log)
+            cluster.processes.append(process)
+        try:
+            for number, process in enumerate(cluster.processes):
+                cluster.urls.append(_url(store / f"n{number}", process.pid))
+            yield cluster
+        finally:
+            for process in cluster.processes:
+                process.kill()
+                process.wait()
+
+
+def _clustered(folder: Path, number: int, route: int, routes: list[int]) -> str:
+    others = ", ".join(f'"nats-route://{HOST}:{other}"' for other in routes)
+    return config_text(folder) + (
+        f"server_name: n{number}\n"
+        f"cluster {{ name: test, host: {HOST}, port: {route}, routes: [{others}] }}\n"
+    )
+
+
+def _url(folder: Path, pid: int) -> str:
+    give_up_s = time.monotonic() + _FORMED_S
+    while (port := read_port(folder, pid)) is None:
+        if time.monotonic() > give_up_s:
+            raise AssertionError(f"no server in {folder}: {(folder / 'log').read_text()[-1000:]}")
+        time.sleep(0.02)
+    return f"nats://{HOST}:{port}"
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

@@ -1,33 +1,51 @@
-"""A whole Diptych in one process, but for the gateway: memory bus, toy engine, real KV links."""
+"""A whole Diptych in one process, but for the gateway: memory bus, toy engine, KV links.
+
+In virtual time (on a `virtual_time.VirtualLoop`) nothing waits: the loop steps the engines, and KV
+links are `virtual_links`. In real time engines and links have their threads, as in a worker.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass
+from functools import cache, partial
 from random import Random, getrandbits
 from typing import Any
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
 from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
+from diptych_chassis.vitals import Vitals
 from diptych_contracts import subjects
+from diptych_contracts.cards import ModelCard
 from diptych_contracts.fleet import Beat, Role, WorkerLoad
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import RecordState, RequestRecord
+from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_engine.port import StepEngine
+from diptych_engine.port import Engine, StepEngine
 from diptych_engine.step_loop import StepLoop
+from diptych_policy.fleet import Fleet
+from diptych_policy.limits import Limits
 from diptych_power.sim import SimulatedDevice
 from diptych_scheduler import app as scheduler
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_testkit.builders import GATEWAY, MODEL
 from diptych_testkit.bus_client import BusClient
+from diptych_testkit.checked_ledger import CheckedLedger
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_testkit.toy_engine import ToyStepEngine
+from diptych_testkit.virtual_engine import VirtualEngine
+from diptych_testkit.virtual_links import Network
+from diptych_testkit.virtual_time import LIFE, virtual_loop
 from diptych_worker.assembling import run_worker
+from diptych_worker.device import Equipment
 from diptych_worker.settings import WorkerSettings
 
 _BEAT_S = 0.1
+_EPOCH_MS = 1_700_000_000_000
 
 
 class NoStops:
@@ -46,6 +64,7 @@ class Life:
 
     member: Member
     bus: MemoryBus
+    context: Context
     task: asyncio.Task[None]
     beating: bool = True
     known: bool = False
@@ -58,51 +77,107 @@ class SmallFleet:
     def __init__(self, broker: MemoryBroker, tasks: asyncio.TaskGroup) -> None:
         self.broker = broker
         self.bus = broker.connect("test")
-        self.client = BusClient(self.bus, GATEWAY)
+        self.client = BusClient(self.bus, GATEWAY, unix_ms=self.unix_ms)
         self.lives: dict[str, Life] = {}
         self.loads: dict[str, WorkerLoad] = {}
+        self.engines: dict[str, StepEngine] = {}
+        self.ledgers: dict[str, CheckedLedger] = {}
+        self.transfer_slots: dict[str, int] = {}
+        self.crashes: list[BaseException] = []
+        """Bugs that ended members; that of an engine in real time ends the test's process."""
+        self.skew_ms: dict[str, int] = {}
+        """How far members' wall clocks are ahead."""
         self._load_news = asyncio.Event()
-        self._life = f"{getrandbits(32):08x}"
+        self._loop = virtual_loop()
+        self.network = Network() if self._loop is not None else None
+        """The KV links, in virtual time."""
+        self._life = "v" if self._loop is not None else f"{getrandbits(32):08x}"
         self._tasks = tasks
 
-    def _member(self, service: str, name: str) -> Member:
-        bus = self.broker.connect(name)
-        return Member(
-            service=service, incarnation=self.incarnation(name), bus=bus, rng=Random(name)
+    def unix_ms(self, name: str = "") -> int:
+        """Wall time, as a member's clock has it."""
+        if self._loop is None:
+            return time.time_ns() // 1_000_000 + self.skew_ms.get(name, 0)
+        return _EPOCH_MS + round(self._loop.time() * 1000) + self.skew_ms.get(name, 0)
+
+    def _member(self, service: str, name: str) -> tuple[Member, Context]:
+        """A member, and the context in which all its code runs."""
+        context = copy_context()
+        context.run(LIFE.set, name)
+        clock = asyncio.get_running_loop().time
+        member = Member(
+            service=service,
+            incarnation=self.incarnation(name),
+            bus=context.run(self.broker.connect, name),
+            rng=Random(name),
+            clock=clock,
+            wall_ns=lambda: self.unix_ms(name) * 1_000_000,
+            vitals=Vitals(clock()),
         )
+        return member, context
 
     def incarnation(self, name: str) -> Incarnation:
         """A member's full id: its shared memory must not meet that of another test's."""
         return Incarnation(f"{name}-{self._life}")
 
+    def name_of(self, member: Incarnation) -> str:
+        """The short name of a member."""
+        return member.removesuffix(f"-{self._life}")
+
     def scheduler(self, name: str = "s1", **settings: Any) -> None:
         """Start a scheduler."""
-        member = self._member("scheduler", name)
-        chosen = SchedulerSettings(tick_s=0.02, **settings)
-        self._start(name, member, scheduler.serve(member, chosen))
+        member, context = self._member("scheduler", name)
+        chosen = SchedulerSettings(**({"tick_s": 0.02} | settings))
+
+        def make_ledger(me: Incarnation, fleet: Fleet, limits: Limits) -> CheckedLedger:
+            return self.ledgers.setdefault(name, CheckedLedger(me, fleet, limits))
+
+        serving = scheduler.serve(member, chosen, make_ledger=make_ledger)
+        self._start(name, member, serving, context=context)
 
     def worker(
         self, name: str, role: Role, *, engine: StepEngine | None = None, **settings: Any
     ) -> None:
         """Start a worker on a toy engine."""
-        member = self._member(f"{role}-worker", name)
-        loop = StepLoop(engine or ToyStepEngine(), lambda _stopping: NoStops())
+        member, context = self._member(f"{role}-worker", name)
+        self.engines[name] = steps = engine or ToyStepEngine()
         chosen = WorkerSettings(**({"transfer_slots": 64} | settings))
-        serving = run_worker(
-            member,
-            chosen,
-            role,
-            card=tiny_card(model=MODEL),
-            engine=loop,
-            device=SimulatedDevice(),
-        )
-        self._start(name, member, serving)
+        self.transfer_slots[name] = chosen.transfer_slots
+        equipment = Equipment(self._engine(name, steps), SimulatedDevice(), self.network)
+        serving = run_worker(member, chosen, role, card=_card(), on=equipment)
+        self._start(name, member, serving, context=context)
 
-    def _start(self, name: str, member: Member, serving: Any) -> None:
-        task = self._tasks.create_task(serving, name=name)
+    def join(
+        self, service: str, name: str, serve: Callable[[Member], Coroutine[Any, Any, None]]
+    ) -> Life:
+        """Start any other member."""
+        member, context = self._member(service, name)
+        self._start(name, member, context.run(serve, member), context=context)
+        return self.lives[name]
+
+    def _engine(self, name: str, steps: StepEngine) -> Engine:
+        if self._loop is None:
+            return StepLoop(steps, _no_stops)
+        assert isinstance(steps, ToyStepEngine)
+        return VirtualEngine(steps, _no_stops, on_crash=partial(self._crashed, name))
+
+    def _start(self, name: str, member: Member, serving: Any, *, context: Context) -> None:
+        task = self._tasks.create_task(serving, name=name, context=context)
         assert isinstance(member.bus, MemoryBus)
-        life = self.lives[name] = Life(member, member.bus, task)
-        self._tasks.create_task(self._beat(life))
+        life = self.lives[name] = Life(member, member.bus, context, task)
+        member.bus.closed.add_done_callback(partial(self._bus_closed, name))
+        self._tasks.create_task(self._beat(life), context=context)
+
+    def _bus_closed(self, name: str, closed: asyncio.Future[Exception | None]) -> None:
+        """A handler's bug ends a process."""
+        error = None if closed.cancelled() else closed.result()
+        if error is not None:
+            self._crashed(name, error)
+
+    def _crashed(self, name: str, error: BaseException) -> None:
+        self.crashes.append(error)
+        if name in self.lives:
+            self._tasks.create_task(self.kill(name))
 
     async def _beat(self, life: Life) -> None:
         count = 0
@@ -153,7 +228,7 @@ class SmallFleet:
 
     def _hear_load(self, delivery: Delivery) -> None:
         load: WorkerLoad = delivery.decode(WorkerLoad)
-        self.loads[load.worker.removesuffix(f"-{self._life}")] = load
+        self.loads[self.name_of(load.worker)] = load
         self._load_news.set()
 
     async def closed(self, request_id: str, timeout_s: float = 10.0) -> RequestRecord:
@@ -170,9 +245,22 @@ class SmallFleet:
         """End a member's life without a word: nothing it says after this arrives."""
         life = self.lives.pop(name)
         life.beating = False
-        await life.bus.kill()
+        if self._loop is not None:
+            await self._loop.end(name, first=life.bus.kill())
+        else:
+            await life.bus.kill()
         life.task.cancel()
         await asyncio.wait([life.task])
+
+    def freeze(self, name: str) -> None:
+        """Stop a member as SIGSTOP does; only in virtual time."""
+        assert self._loop is not None
+        self._loop.hold(name)
+
+    def thaw(self, name: str) -> None:
+        """Let a frozen member go on, as SIGCONT does."""
+        assert self._loop is not None
+        self._loop.let_go(name)
 
     async def stop(self) -> None:
         """Ask everybody to stop, and wait."""
@@ -193,6 +281,15 @@ async def small_fleet(broker: MemoryBroker | None = None) -> AsyncIterator[Small
         finally:
             await fleet.stop()
             await fleet.client.close()
+
+
+@cache
+def _card() -> ModelCard:
+    return tiny_card(model=MODEL)
+
+
+def _no_stops(_stopping: Stopping) -> NoStops:
+    return NoStops()
 
 
 def _holds_nothing(load: WorkerLoad) -> bool:

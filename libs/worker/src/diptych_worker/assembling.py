@@ -27,7 +27,7 @@ from diptych_power.sim import SimulatedDevice
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
 from diptych_worker.announced_blocks import AnnouncedBlocks
-from diptych_worker.device import Device
+from diptych_worker.device import Device, Equipment
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.metering import WorkerMetrics
@@ -43,7 +43,7 @@ async def serve(member: Member, settings: WorkerSettings, role: Role) -> None:
     card = await asyncio.to_thread(read_card, settings)
     engine = await asyncio.to_thread(load_engine, settings, card)
     device = SimulatedDevice(tdp_w=settings.device_watts)
-    await run_worker(member, settings, role, card=card, engine=engine, device=device)
+    await run_worker(member, settings, role, card=card, on=Equipment(engine, device))
 
 
 def read_card(settings: WorkerSettings) -> ModelCard:
@@ -138,12 +138,13 @@ async def run_worker(
     role: Role,
     *,
     card: ModelCard,
-    engine: Engine,
-    device: Device,
+    on: Equipment,
 ) -> None:
-    """Join `engine` and `device` to the bus and the KV links, and serve."""
-    spec = engine.spec
-    link_settings = LinkSettings(kinds=settings.links, host=settings.kv_host, port=settings.kv_port)
+    """Join engine and device to the bus and the KV links, and serve."""
+    engine, device, spec = on.engine, on.device, on.engine.spec
+    link_settings = LinkSettings(
+        kinds=settings.links, host=settings.kv_host, port=settings.kv_port, adapter=on.links
+    )
     incoming = IncomingTransfers(
         spec.layout,
         slots=settings.transfer_slots,
@@ -174,19 +175,21 @@ async def run_worker(
             transfer_s=settings.transfer_s,
             now_s=member.now_s,
         ),
-        take_over=TakeOver(incoming, admission, spec.fingerprint, now_s=member.now_s),
+        take_over=TakeOver(
+            incoming, admission, spec.fingerprint, metrics=metrics, now_s=member.now_s
+        ),
         prompts=prompts,
         blocks=blocks,
         register=Register(member.bus, registration, card),
         device=device,
         metrics=metrics,
+        role=role,
     )
     worker = Worker(member, parts, drain_s=settings.drain_s)
-    engine.start(news.heard)
+    engine.start(news.heard, paused=news.unheard)
     try:
         await worker.run()
     finally:
-        news.closed = True
         await prompts.close()
         await asyncio.to_thread(engine.stop)  # before the links: it may be writing
         await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline

@@ -1,7 +1,6 @@
 """From engine steps to journal entries: one frame per step and gateway."""
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -27,8 +26,6 @@ from diptych_worker.metering import WorkerMetrics
 
 log = logger("worker")
 
-_PAUSE_S = 0.02
-
 
 class EngineNews:
     """Hears every step, on the event loop; `attempts` are those the engine may hold."""
@@ -51,17 +48,17 @@ class EngineNews:
         self._now_s = now_s
         self._loop = asyncio.get_running_loop()
         self.attempts: dict[SequenceKey, Attempt] = {}
-        self.closed = False
 
     def heard(self, report: StepReport) -> None:
-        """A step is done. Called on the engine's thread.
-
-        While the ring of un-acknowledged entries is full (the bus is away) the engine pauses here:
-        tokens are neither dropped nor piled up.
-        """
+        """A step is done. Called on the engine's thread."""
         self._loop.call_soon_threadsafe(self._on_step, report)
-        while self._journal.ring_full and not self.closed:
-            time.sleep(_PAUSE_S)
+
+    def unheard(self) -> bool:
+        """Whether the ring of un-acknowledged entries is full (the bus is away).
+
+        The engine pauses meanwhile: tokens are neither dropped nor piled up.
+        """
+        return self._journal.ring_full
 
     def fail(self, attempt: Attempt, err: DiptychError) -> None:
         """Tell the owner that `attempt` cannot go on here; it knows of its own cancels."""
@@ -104,7 +101,7 @@ class EngineNews:
                     self._drop(attempt, news.reason, news.detail, permanent=news.permanent)
                 case SequenceAborted():
                     self._drop(attempt, RefusalReason.CANCELLED, "stopped")
-        for gateway in entries.keys() | ends.keys():
+        for gateway in dict.fromkeys((*entries, *ends)):
             frame = TokenFrame(
                 worker=self._worker, entries=tuple(entries[gateway]), ends=tuple(ends[gateway])
             )

@@ -36,6 +36,7 @@ from diptych_contracts.transfers import (
 from diptych_contracts.wire import Message
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.outgoing import OutgoingTransfer
+from diptych_kvlink.verifying import context_salt
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_telemetry import logger, names, tracer
 from diptych_worker.attempts import Attempt
@@ -134,9 +135,14 @@ class HandOver:
         with spans.start_as_current_span(names.KV_RESERVE) as span:
             span.set_attribute(names.LINK, link)
             span.set_attribute(names.LINK_FELL_BACK, link != job.link)
-            ticket = await self._reserve(job, link)
+            try:
+                ticket = await self._reserve(job, link)
+            except Refused as err:
+                span.set_attribute(names.KV_REFUSED, str(err.reason))
+                raise
             attempt.link = link
-            return await self._links.transfer(ticket, sent_s=sent_s)
+            salt = context_salt(job.generation, self._engine.spec.fingerprint.base)
+            return await self._links.transfer(ticket, sent_s=sent_s, salt=salt)
 
     async def _reserve(self, job: PrefillJob, link: str) -> Ticket:
         generation, spec = job.generation, self._engine.spec
@@ -189,6 +195,8 @@ class HandOver:
             )
             subject = subjects.job(job.decode_worker)
             answer: JobAnswer = await self._ask(subject, decode, JobAnswer, within_s=within_s)
+            if isinstance(answer, JobRefused):
+                span.set_attribute(names.KV_REFUSED, str(answer.reason))
         if isinstance(answer, JobRefused):
             raise Refused(answer.reason, answer.detail, by=job.decode_worker)
         self._metrics.handed_over(

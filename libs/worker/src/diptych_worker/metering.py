@@ -1,10 +1,19 @@
 """A worker's metrics: its load as gauges, its steps and attempts as histograms."""
 
 from diptych_contracts.fleet import WorkerLoad
+from diptych_contracts.jobs import RefusalReason
 from diptych_engine.port import EngineSpec, Phase, StepReport
-from diptych_telemetry.metrics import transfers
+from diptych_kvlink.verifying import Mismatch
+from diptych_telemetry.metrics import power, transfers
 from diptych_telemetry.worker_metrics import steps, vllm
 from diptych_worker.attempts import Attempt
+
+REFUSALS = (*RefusalReason, *Mismatch)
+"""Known from the start, so that an alert sees the first one."""
+
+
+_DEVICE = "0"
+"""A worker computes on one."""
 
 
 class WorkerMetrics:
@@ -15,6 +24,10 @@ class WorkerMetrics:
         self._model = vllm(model)
         self._steps = steps()
         self._transfers = transfers()
+        self._power = power()
+        self._energy_j = 0.0
+        for reason in REFUSALS:
+            self._transfers.refused.labels(reason)
         block_tokens = spec.layout.block_tokens
         self._model.cache_config(
             model_name=model, block_tokens=block_tokens, blocks=spec.kv_tokens // block_tokens
@@ -25,6 +38,16 @@ class WorkerMetrics:
         self._model.running.set(load.running)
         self._model.waiting.set(load.waiting)
         self._model.kv_usage_frac.set(load.kv_tokens_used / self._kv_tokens)
+        self._transfers.slots_used.set(load.transfer_slots_used)
+        self._watts(load)
+
+    def _watts(self, load: WorkerLoad) -> None:
+        source = load.energy_source
+        self._power.power.labels(_DEVICE, source).set(load.power_w)
+        self._power.cap.labels(_DEVICE).set(load.cap_w)
+        grown_j = max(0.0, load.energy_j - self._energy_j)
+        self._power.energy.labels(_DEVICE, source).inc(grown_j)
+        self._energy_j += grown_j
 
     def step(self, report: StepReport) -> None:
         """An engine step was computed."""
@@ -58,6 +81,15 @@ class WorkerMetrics:
         self._transfers.bytes.labels(link).inc(n_bytes)
         self._transfers.moving.labels(link).inc(moving_s)
         self._transfers.duration.labels(link).observe(took_s)
+
+    def transfer_slots(self, *, total: int, quarantined: int) -> None:
+        """The room for KV on its way here."""
+        self._transfers.slots.set(total)
+        self._transfers.slots_quarantined.set(quarantined)
+
+    def kv_refused(self, reason: str) -> None:
+        """A reservation or a hand-off was refused here."""
+        self._transfers.refused.labels(reason).inc()
 
     def not_handed_over(self, link: str) -> None:
         """A transfer ended without its peer taking over."""

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from diptych_bus.port import Delivery
+from diptych_chassis.draining import Drain
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
 from diptych_contracts import subjects
 from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError, Refused, Unverified
-from diptych_contracts.fleet import WorkerLoad
+from diptych_contracts.fleet import Role, WorkerLoad
 from diptych_contracts.jobs import (
     Cancel,
     CancelDone,
@@ -29,6 +30,7 @@ from diptych_contracts.journal import Started
 from diptych_contracts.power import PowerSetPoint
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey, SequenceWork
+from diptych_policy.exhaustion import Exhaustion
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_telemetry import logger, names, tracer
 from diptych_worker.announced_blocks import AnnouncedBlocks
@@ -48,6 +50,8 @@ _LOAD_S = 0.1
 _SWEEP_S = 0.25
 _BLOCKS_S = 0.02
 _REFRESH_S = 10.0
+_LINGER_S = 0.3
+"""Ten times what a registration's end takes to reach everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class Parts:
     register: Register
     device: Device
     metrics: WorkerMetrics
+    role: Role
 
 
 class Worker:
@@ -84,6 +89,8 @@ class Worker:
         self._register = parts.register
         self._device = parts.device
         self._metrics = parts.metrics
+        self._waits = parts.role is Role.PREFILL
+        self._exhaustion = Exhaustion()
         self._attempts: dict[SequenceKey, Attempt] = {}
 
     async def run(self) -> None:
@@ -100,27 +107,40 @@ class Worker:
                 self._tasks.create_task(every(_LOAD_S, self._report)),
                 self._tasks.create_task(every(_SWEEP_S, self._sweep)),
                 self._tasks.create_task(every(_BLOCKS_S, self._blocks.announce)),
-                self._tasks.create_task(every(_REFRESH_S, self._register.refresh)),
             ]
+            staying = self._tasks.create_task(every(_REFRESH_S, self._register.refresh))
             self._member.ready(True)
             await self._member.stopping.wait()
             await self._drain()
+            staying.cancel()
+            await self._register.leave()
+            # What was sent before everybody knew is still answered: a refusal costs its sender
+            # nothing, silence would cost it an attempt.
+            await asyncio.sleep(_LINGER_S)
             for turn in turns:
                 turn.cancel()
-        await self._register.leave()
         await self._bus.flush(timeout_s=2.0)
 
     async def _drain(self) -> None:
-        self._member.ready(False, "draining")
+        """Take nothing more, finish what is here, and hand back what that takes too long for."""
         self._admission.draining = True
+        drain = Drain(self._member, self._drain_s)
         await self._report()
-        give_up_s = self._member.now_s() + self._member.stopping.drain_s(self._drain_s)
-        while len(self._admission) and self._member.now_s() < give_up_s:
+        while len(self._admission) and drain.left_s:
+            drain.tell(len(self._admission))
             await asyncio.sleep(_LOAD_S)
-            await self._report()
-        for key in list(self._attempts):
-            log.warning("attempt_not_drained", request_id=key.request_id)
-            await self._stop(key)
+        left = [await self._hand_back(attempt) for attempt in list(self._attempts.values())]
+        await drain.done(left=sum(left))
+
+    async def _hand_back(self, attempt: Attempt) -> bool:
+        """Stop an attempt and tell its owner, who runs it elsewhere; False if it has just ended."""
+        await self._stop(attempt.key)
+        task = attempt.task
+        if attempt.failure is None and not (task is not None and task.cancelled()):
+            return False
+        log.warning("attempt_not_drained", request_id=attempt.key.request_id)
+        self._news.fail(attempt, Refused(RefusalReason.DRAINING, "its worker's drain was cut off"))
+        return True
 
     # Jobs
 
@@ -143,12 +163,10 @@ class Worker:
             return True, []
         generation = job.generation
         match job:
-            case DecodeJob() if self._take_over.promised(job.transfer_id):
-                return False, self._take_over.claim(job)
             case DecodeJob():
-                if not self._admission.past(*key):
-                    raise Refused(RefusalReason.UNKNOWN_TICKET, job.transfer_id)
-                return True, []
+                if self._admission.past(*key):
+                    return True, []
+                return False, self._take_over.claim(job)
             case PrefillJob():
                 admitted = self._admission.admit(*key, context_tokens(generation), may_wait=True)
             case GenerateJob():
@@ -177,9 +195,10 @@ class Worker:
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
+        attempt.task.add_done_callback(lambda _task: self._leave(attempt, job))
 
     async def _run(self, attempt: Attempt, job: Job, blocks: list[KvBlock]) -> None:
-        """One attempt from its acceptance to the moment nothing of it is held here."""
+        """One attempt from its acceptance to the moment the engine has nothing of it."""
         try:
             attempt.prompt_ids = await self._prompts.ids(job.generation)
             if isinstance(job, PrefillJob):
@@ -188,12 +207,18 @@ class Worker:
                 await self._decode(attempt, job, blocks)
         except DiptychError as err:
             self._news.fail(attempt, err)
-        finally:
-            self._news.attempts.pop(attempt.key, None)
-            del self._attempts[attempt.key]
-            if isinstance(job, DecodeJob):
-                self._take_over.imported(job.transfer_id)
-            self._admission.leave(*attempt.key)
+
+    def _leave(self, attempt: Attempt, job: Job) -> None:
+        """Nothing of an attempt is held here any more.
+
+        Not in its task's own `finally`: a worker that thaws finds a job and its cancel together,
+        and a task that is cancelled before its first turn never gets there.
+        """
+        self._news.attempts.pop(attempt.key, None)
+        del self._attempts[attempt.key]
+        if isinstance(job, DecodeJob):
+            self._take_over.imported(job.transfer_id)
+        self._admission.leave(*attempt.key)
 
     async def _decode(
         self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
@@ -209,6 +234,8 @@ class Worker:
                 phase=attempt.phase,
             )
             self._bus.append(attempt.gateway, started)
+        if attempt.stopping:  # before its first turn: the engine was told already
+            raise Refused(RefusalReason.CANCELLED, "stopped before it began")
         with spans.start_as_current_span(names.DECODE_RUN) as span:
             span.set_attribute(names.ATTEMPT, generation.attempt)
             self._engine.submit(
@@ -289,7 +316,19 @@ class Worker:
                 log.warning("attempt_expired", request_id=attempt.key.request_id)
                 self._tasks.create_task(self._stop(attempt.key))
 
+    def _judge_room(self) -> None:
+        """Not ready while nothing has fitted in for a while; a person should look why."""
+        if self._admission.draining:
+            return
+        smallest = self._engine.spec.layout.block_tokens
+        obstacle = self._take_over.obstacle or self._admission.obstacle(
+            smallest, may_wait=self._waits
+        )
+        reason = self._exhaustion.reason(obstacle, now_s=self._member.now_s())
+        self._member.ready(not reason, reason)
+
     async def _report(self) -> None:
+        self._judge_room()
         load = self._engine.load()
         reading = self._device.read(self._member.now_s())
         report = WorkerLoad(
@@ -306,6 +345,9 @@ class Worker:
             energy_source=self._device.energy_source,
         )
         self._metrics.load(report)
+        self._metrics.transfer_slots(
+            total=self._take_over.slots_total, quarantined=self._take_over.slots_quarantined
+        )
         await self._bus.publish(subjects.load(self._me), report)
 
     def _on_power(self, delivery: Delivery) -> None:

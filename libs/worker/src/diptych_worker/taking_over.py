@@ -15,9 +15,11 @@ from diptych_contracts.transfers import (
     ReserveRefused,
 )
 from diptych_engine.port import KvBlock
+from diptych_kvlink.agreement import check_fingerprint
 from diptych_kvlink.incoming import IncomingTransfers
 from diptych_policy.job_admission import JobAdmission, NotAdmitted
 from diptych_telemetry import logger, names, tracer
+from diptych_worker.metering import WorkerMetrics
 
 log = logger("worker")
 spans = tracer("worker")
@@ -42,9 +44,11 @@ class TakeOver:
         admission: JobAdmission,
         fingerprint: Fingerprint,
         *,
+        metrics: WorkerMetrics,
         now_s: Callable[[], float],
     ) -> None:
         self._incoming = incoming
+        self._metrics = metrics
         self._admission = admission
         self._fingerprint = fingerprint
         self._now_s = now_s
@@ -54,24 +58,29 @@ class TakeOver:
         """A seat, and transfer slots under a lease. The same request again: the same ticket."""
         generation = request.generation
         key = (generation.request_id, generation.attempt)
-        if request.fingerprint != self._fingerprint:
-            detail = f"expected {self._fingerprint}, got {request.fingerprint}"
-            return _no(request, RefusalReason.WRONG_MODEL, detail)
+        try:
+            check_fingerprint(self._fingerprint, request.fingerprint)
+        except Incompatible as err:
+            return self._no(request, RefusalReason.WRONG_MODEL, str(err))
         admitted = self._admission.admit(*key, whole_tokens(generation), may_wait=False)
         if isinstance(admitted, NotAdmitted):
-            return _no(request, admitted.reason, admitted.detail)
+            return self._no(request, admitted.reason, admitted.detail)
         try:
             ticket = self._incoming.reserve(
                 request, tokens=context_tokens(generation), now_s=self._now_s()
             )
         except Refused as err:
             self._give_up(request.transfer_id, key, seated=not admitted.duplicate)
-            return _no(request, RefusalReason(err.reason), str(err))
+            return self._no(request, RefusalReason(err.reason), str(err))
         except Incompatible as err:
             self._give_up(request.transfer_id, key, seated=not admitted.duplicate)
-            return _no(request, RefusalReason.WRONG_MODEL, str(err))
+            return self._no(request, RefusalReason.WRONG_MODEL, str(err))
         self._promised[request.transfer_id] = key
         return ticket
+
+    def _no(self, request: Reserve, reason: RefusalReason, detail: str) -> ReserveRefused:
+        self._metrics.kv_refused(reason)
+        return ReserveRefused(transfer_id=request.transfer_id, reason=reason, detail=detail)
 
     def snapshot(self, worker: Incarnation, ask: KvAsk) -> KvSnapshot:
         """The transfers on their way here."""
@@ -83,13 +92,29 @@ class TakeOver:
         )
 
     @property
+    def slots_total(self) -> int:
+        """All transfer slots."""
+        return self._incoming.slots_total
+
+    @property
     def slots_used(self) -> int:
         """Transfer slots that cannot be given to a new ticket."""
         return self._incoming.slots_used
 
-    def promised(self, transfer_id: TransferId) -> bool:
-        """Whether a ticket waits for its job."""
-        return transfer_id in self._promised
+    @property
+    def slots_quarantined(self) -> int:
+        """Of these, slots of ended tickets that somebody may still touch."""
+        return self._incoming.slots_quarantined
+
+    @property
+    def obstacle(self) -> str:
+        """Why no ticket could be given; empty if one could."""
+        if self.slots_used < self.slots_total:
+            return ""
+        return (
+            f"all {self.slots_total} KV transfer slots are in use "
+            f"({self.slots_quarantined} in quarantine)"
+        )
 
     def claim(self, job: DecodeJob) -> list[KvBlock]:
         """The blocks of `job`, verified.
@@ -105,8 +130,16 @@ class TakeOver:
                     job, tokens=context_tokens(job.generation), now_s=self._now_s()
                 )
             except (Refused, Unverified) as err:
-                log.warning("kv_refused", request_id=job.generation.request_id, error=str(err))
-                self.forget(job.transfer_id)
+                span.set_attribute(names.KV_REFUSED, str(err.reason))
+                self._metrics.kv_refused(err.reason)
+                log.warning(
+                    "kv_refused",
+                    request_id=job.generation.request_id,
+                    reason=err.reason,
+                    error=str(err),
+                )
+                if not self._incoming.is_open(job.transfer_id):
+                    self.forget(job.transfer_id)  # else its holder may still come
                 raise
         del self._promised[job.transfer_id]
         return [KvBlock(p0=block.p0, p1=block.p1, data=block.data) for block in blocks]
@@ -146,7 +179,3 @@ class TakeOver:
         self.forget(transfer_id)
         if seated:
             self._admission.unseat(*key)
-
-
-def _no(request: Reserve, reason: RefusalReason, detail: str) -> ReserveRefused:
-    return ReserveRefused(transfer_id=request.transfer_id, reason=reason, detail=detail)

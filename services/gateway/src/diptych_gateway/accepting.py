@@ -1,9 +1,8 @@
 """From a checked call to a stored request: tokens, limits, and JetStream's word that it has it."""
 
 import asyncio
-import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -61,10 +60,20 @@ class Acceptance:
         models: Which there are, and how they write.
         executor: Of one thread, for long texts.
         rng: Draws seeds.
+        unix_ms: Wall time.
     """
 
-    def __init__(self, bus: Bus, models: Models, *, executor: Executor, rng: Random) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        models: Models,
+        *,
+        executor: Executor,
+        rng: Random,
+        unix_ms: Callable[[], int],
+    ) -> None:
         self._bus = bus
+        self._unix_ms = unix_ms
         self._long_prompts = LongPrompts(bus)
         self._models = models
         self._executor = executor
@@ -113,7 +122,7 @@ class Acceptance:
             forced=call.forced,
             resume=call.resume,
             background=call.background,
-            created_unix_ms=time.time_ns() // 1_000_000,
+            created_unix_ms=self._unix_ms(),
         )
         if len(prompt_ids) <= MAX_INLINE_TOKENS:
             return request, served, b""

@@ -56,7 +56,9 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         settings=settings,
         identity=Identity(me, deadlines, settings.default_max_tokens),
         now_s=now_s,
-        acceptance=Acceptance(bus, models, executor=executor, rng=member.rng),
+        acceptance=Acceptance(
+            bus, models, executor=executor, rng=member.rng, unix_ms=member.unix_ms
+        ),
         in_flight=in_flight,
         keeper=keeper,
         door=door,

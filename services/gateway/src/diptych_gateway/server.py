@@ -63,6 +63,7 @@ class HttpServer:
         limits: ConnectionLimits,
         reuse_port: bool = False,
     ) -> None:
+        self.app = app
         self._host = host
         self._wanted_port = port
         self.reuse_port = reuse_port

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from diptych_chassis.draining import Drain
 from diptych_chassis.member import Member
 from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
@@ -81,21 +82,21 @@ class Gateway:
                 task.cancel()
 
     async def _drain(self) -> None:
-        drain_s = self.member.stopping.drain_s(self.drain_s)
+        drain = Drain(self.member, self.drain_s)
         if self.server.reuse_port:
             self.server.leave()
-            leaving_s = min(_LEAVING_S, drain_s)
-            await asyncio.sleep(leaving_s)
+            await asyncio.sleep(min(_LEAVING_S, drain.left_s))
             self.server.hang_up()
-            drain_s -= leaving_s
         self.admission.draining = True
-        self._report()
         log.info("gateway_draining", in_flight=len(self.in_flight))
-        if await self.in_flight.emptied(drain_s):
-            return
-        log.warning("drain_cut_off", in_flight=len(self.in_flight))
-        self.in_flight.fail_all("this gateway is shutting down")
-        await self.in_flight.emptied(_LAST_WORDS_S)
+        while (left := len(self.in_flight)) and drain.left_s:
+            drain.tell(left)
+            await self.in_flight.emptied(min(TICK_S, drain.left_s))
+        if left:
+            log.warning("drain_cut_off", in_flight=left)
+            self.in_flight.fail_all("this gateway is shutting down")
+            await self.in_flight.emptied(_LAST_WORDS_S)
+        await drain.done(left=left)
 
     async def _tick(self) -> None:
         last_s = self.member.now_s()
@@ -109,5 +110,7 @@ class Gateway:
             self.in_flight.tick(elapsed_s, connected=self.member.bus.connected)
 
     def _report(self) -> None:
+        if self.member.stopping.is_set():  # the drain tells how far it is
+            return
         reasons = self.reasons()
         self.member.ready(not reasons, ", ".join(reasons))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from diptych_bus.port import Delivery, Gone, Kept
+from diptych_chassis.draining import Drain
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.errors import Transient
@@ -60,11 +61,12 @@ class GovernorService:
                 await self.turn()
                 await self._pause()
         finally:
-            self._member.ready(False, "stopping")
+            drain = Drain(self._member, self._settings.drain_s)
             await loads.close()
             await workers.close()
             with contextlib.suppress(Transient):  # Then the key's TTL frees it.
                 await self._leadership.let_go()
+        await drain.done()
 
     async def turn(self) -> None:
         """Take in what has arrived; act on it if this governor leads."""

@@ -1,7 +1,5 @@
 """Stream `DEAD`: what could not be served is kept there, once."""
 
-import time
-
 import msgspec
 from opentelemetry import trace
 from opentelemetry.context import Context
@@ -70,7 +68,7 @@ async def bury_letter(bus: Bus, stream: str, seq: int, delivery: Delivery, reaso
         payload=delivery.data,
         request_id=delivery.headers.get("Nats-Msg-Id", ""),
         gateway=delivery.headers.get(GATEWAY_HEADER, ""),
-        died_unix_ms=time.time_ns() // 1_000_000,
+        died_unix_ms=bus.unix_ms(),
         trace_id=trace_id(delivery.context),
     )
     subject, msg_id = subjects.dead(stream), f"{stream}.{seq}"

@@ -128,7 +128,7 @@ class Intake:
         await self._journals.follow(request.gateway)
         journal_seq = await self._bus.last_seq(request.gateway)
         self._records.expect(request.request_id, pulled)
-        self._tell(RequestArrived(request, seq, journal_seq, num_delivered))
+        self._tell(RequestArrived(request, seq, journal_seq, num_delivered, pulled.stored_unix_ms))
 
     async def _refuse(self, pulled: Pulled, seq: int, delivery: Delivery, reason: str) -> None:
         """What is no request is buried; whoever sent it is told, if its headers say who."""

@@ -34,6 +34,7 @@ from diptych_policy.lifecycle import (
     SaveRecord,
     SendJob,
 )
+from diptych_policy.merging import overrules
 from diptych_scheduler.burying import bury_request
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.settings import SchedulerSettings
@@ -119,11 +120,9 @@ class Performer:
         """Whether a watched record was written by someone else (or before this life)."""
         request_id = kept.value.request_id
         news = kept.revision > self._revisions.get(request_id, 0)
-        if kept.value.state is RecordState.CLOSED:
-            self._revisions.pop(request_id, None)
-            self._contexts.pop(request_id, None)
-        elif news:
+        if news:
             self._revisions[request_id] = kept.revision
+        self._settled(kept.value)
         return news
 
     def gone(self, request_id: RequestId) -> None:
@@ -163,6 +162,7 @@ class Performer:
             seen = await self._perform(queue[0])
             if seen is not None:
                 queue.clear()
+                self._settled(seen)
                 self._owner.tell(RecordSeen(seen))
             else:
                 queue.popleft()
@@ -209,12 +209,23 @@ class Performer:
         closed = record.state is RecordState.CLOSED
         ttl_s = self._resume_window_s if closed else None
         request_id = record.request_id
-        return await self._swap(
-            record,
-            lambda: self._records.update(
-                request_id, record, self._revisions.get(request_id, 0), ttl_s=ttl_s
-            ),
-        )
+        while True:
+            seen = await self._swap(
+                record,
+                lambda: self._records.update(
+                    request_id, record, self._revisions.get(request_id, 0), ttl_s=ttl_s
+                ),
+            )
+            if seen is None or not overrules(record, seen):
+                break
+        self._settled(seen or record)
+        return seen
+
+    def _settled(self, record: RequestRecord) -> None:
+        """Remember nothing of a closed request; the watch may have told of it before."""
+        if record.state is RecordState.CLOSED:
+            self._revisions.pop(record.request_id, None)
+            self._contexts.pop(record.request_id, None)
 
     async def _swap(
         self, record: RequestRecord, write: Callable[[], Awaitable[int]]

@@ -1,16 +1,17 @@
 """The shell: what arrives becomes events, what the ledger orders is performed."""
 
 import asyncio
-import time
+from collections.abc import Iterable
 
-from diptych_bus.port import Delivery, Gone, Kept
+from diptych_bus.port import Delivery, Gone, Kept, Subscription
+from diptych_chassis.draining import Drain
 from diptych_chassis.repeating import every
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.events import MemberJoined, MemberLost
 from diptych_contracts.fleet import Beat, QueueLoad, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
-from diptych_contracts.requests import RequestRecord
+from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.responses import Attended
 from diptych_contracts.streams import (
     REQUEST_RECORDS,
@@ -19,6 +20,7 @@ from diptych_contracts.streams import (
     WORKERS,
 )
 from diptych_policy.fleet import Fleet
+from diptych_policy.leaving import may_leave
 from diptych_policy.lifecycle import (
     AnswersAttended,
     Event,
@@ -33,13 +35,15 @@ from diptych_policy.recovery import Ledger
 from diptych_scheduler.cached_blocks import CachedBlocks
 from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
+from diptych_scheduler.metering import Metering
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_scheduler.sweeping import PromptSweep
-from diptych_telemetry import logger, metrics
+from diptych_telemetry import logger
 
 log = logger("scheduler")
 
+SERVICE = "scheduler"
 _QUEUE_S = 0.25
 """How often gateways hear how long the queue is."""
 
@@ -67,10 +71,13 @@ class Scheduler:
         self._ledger = ledger
         self._liveness = liveness
         self._settings = settings
+        self._metering = Metering()
         self._journals = Journals(member.bus, ledger, self.tell)
+        self._replicas: set[Incarnation] = set()
+        """Other schedulers that serve: they adopt what this one leaves behind."""
 
     async def run(self) -> None:
-        """Serve until told to stop; what is still live then is adopted by another replica."""
+        """Serve until told to stop; then finish what is live, or hand it over."""
         async with asyncio.TaskGroup() as tasks:
             self._performer = Performer(self, self._bus, self._journals, tasks, self._settings)
             self._cached = CachedBlocks(
@@ -100,15 +107,24 @@ class Scheduler:
                 ]
                 self._member.ready(True)
                 await self._member.stopping.wait()
-                self._member.ready(False, "stopping")
-                for pull in pulling:
-                    await pull.close()
-                await self._performer.settle(timeout_s=2.0)
+                await self._drain(pulling)
                 for task in working:
                     task.cancel()
             finally:
                 self._cached.stop()
                 self._performer.abandon()
+
+    async def _drain(self, pulling: Iterable[Subscription]) -> None:
+        """Take nothing more, and stay only as long as nobody else could answer for what is live."""
+        drain = Drain(self._member, self._settings.drain_s)
+        self._replicas.clear()  # who counted on whom leaves nobody: only who beats from now on
+        for pull in pulling:
+            await pull.close()
+        while not may_leave(len(self._ledger), self._replicas, left_s=drain.left_s):
+            drain.tell(len(self._ledger))
+            await asyncio.sleep(self._settings.tick_s)
+        await self._performer.settle(timeout_s=2.0)
+        await drain.done(left=0 if self._replicas else len(self._ledger))
 
     async def _listen(self) -> None:
         bus = self._bus
@@ -117,20 +133,22 @@ class Scheduler:
         await bus.subscribe(subjects.ATTENDED, self._on_attended)
         await self._cached.listen()
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
-        await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record)
+        await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record, final=_closed)
 
     # What arrives
 
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
-        effects = self._ledger.handle(
-            event, now_s=self.judged_s, unix_ms=time.time_ns() // 1_000_000
-        )
+        self._metering.heard(event)
+        effects = self._ledger.handle(event, now_s=self.judged_s, unix_ms=self._bus.unix_ms())
+        self._metering.ordered(effects)
         self._performer.order(effects)
 
     def _on_beat(self, delivery: Delivery) -> None:
         beat: Beat = delivery.decode(Beat)
         now_s = self._member.now_s()
+        if beat.service == SERVICE and beat.member != self._member.incarnation:
+            (self._replicas.add if beat.ready else self._replicas.discard)(beat.member)
         if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
             now_s = self._member.beat_sent_s(beat.count) or 0.0
         patience_s = beat.patience_ms / 1000
@@ -138,8 +156,8 @@ class Scheduler:
             beat.member, now_s=now_s, ready=beat.ready, patience_s=patience_s
         ):
             self._fleet.found(found.member)
+            self._metering.found(returned=found.returned)
             if found.returned:
-                metrics.scheduler().returned.inc()
                 log.warning("member_returned", member=found.member)
             self._performer.announce(MemberJoined(member=found.member), f"{found.member}.joined")
             self.tell(MemberWasFound(found.member))
@@ -155,7 +173,7 @@ class Scheduler:
         if isinstance(change, Gone):
             worker = Incarnation(change.key)
             self._fleet.unregister(worker)
-            self._liveness.left(worker)
+            self._liveness.left(worker, now_s=self._member.now_s())
             self._fleet.lost(worker)
         else:
             self._fleet.register(change.value)
@@ -179,16 +197,17 @@ class Scheduler:
                 log.warning(
                     "member_lost", member=lost.member, silent_ms=round(lost.silent_s * 1000)
                 )
-                metrics.scheduler().lost.inc()
+                self._metering.lost()
                 event = MemberLost(member=lost.member, silent_ms=round(lost.silent_s * 1000))
                 self._performer.announce(event, f"{lost.member}.lost")
                 self._lose(lost.member)
-            for owner in self._ledger.peers():
+            for member in self._liveness.departed(now_s=now_s):
+                self._lose(member)
+            for owner in sorted(self._ledger.peers()):
                 if self._liveness.absent(owner, now_s=now_s):
                     self._lose(owner)
             self.tell(Ticked())
-            metrics.scheduler().owned.set(len(self._ledger))
-            metrics.scheduler().queued.set(self._ledger.queued)
+            self._metering.now(self._ledger, self._fleet)
             await self._journals.unfollow_idle(self._liveness.alive)
 
     async def _report_queue(self) -> None:
@@ -202,6 +221,7 @@ class Scheduler:
         await self._bus.publish(subjects.queue(self._member.incarnation), load)
 
     def _lose(self, member: Incarnation) -> None:
+        self._replicas.discard(member)
         self._fleet.lost(member)
         self.tell(MemberWasLost(member))
 
@@ -217,3 +237,8 @@ class Scheduler:
     def current(self, request_id: RequestId, attempt: int) -> bool:
         """Whether an attempt is still meant to run."""
         return self._ledger.current(request_id, attempt)
+
+
+def _closed(record: RequestRecord) -> bool:
+    """Whether nobody needs to remember it: the bucket does, for the resume window."""
+    return record.state is RecordState.CLOSED

@@ -16,7 +16,7 @@ from diptych_bus.jetstream.answers import stored
 from diptych_bus.jetstream.connection import Connection
 from diptych_bus.jetstream.declaring import bucket_stream
 from diptych_bus.jetstream.watching import Watch, is_gone
-from diptych_bus.port import Gone, Kept, Subscription
+from diptych_bus.port import Gone, Kept, Subscription, never
 from diptych_contracts.errors import Conflict
 from diptych_contracts.streams import BucketSpec
 from diptych_contracts.wire import Message, decode, encode
@@ -73,9 +73,11 @@ class JetStreamBucket(Generic[M]):
         headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **ttl_header(TOMBSTONE_TTL_S)}
         await self._write(key, b"", headers)
 
-    async def watch(self, handler: Callable[[Kept[M] | Gone], None]) -> Subscription:
+    async def watch(
+        self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never
+    ) -> Subscription:
         """Call `handler` for every present key (before this returns), then for each change."""
-        watch = Watch(self._connection, self._name, self._kind, handler)
+        watch = Watch(self._connection, self._name, self._kind, handler=handler, final=final)
         return await watch.start()
 
     def _subject(self, key: str) -> str:

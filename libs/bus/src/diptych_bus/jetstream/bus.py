@@ -47,9 +47,17 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
 
     @classmethod
     async def connect(
-        cls, url: str, *, name: str, wait_s: float, streams: Iterable[StreamSpec] = STREAMS
+        cls,
+        url: str,
+        *,
+        name: str,
+        wait_s: float,
+        streams: Iterable[StreamSpec] = STREAMS,
+        replicas: int = 1,
     ) -> "JetStreamBus":
         """Connect, trying for `wait_s`, and create missing streams, buckets and objects.
+
+        Each is kept by `replicas` servers of a cluster: set by whoever creates it.
 
         Raises:
             BusAway: nobody answers at `url`.
@@ -57,7 +65,7 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         """
         connection = await Connection.open(url, name=name, wait_s=wait_s)
         try:
-            await declare(connection, streams, BUCKETS, OBJECT_BUCKETS)
+            await declare(connection, streams, BUCKETS, OBJECT_BUCKETS, replicas=replicas)
             return cls(connection, await Appender.start(connection))
         except BaseException:
             await connection.close()
@@ -123,6 +131,10 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
     ) -> Subscription:
         """Share `consumer`'s messages with the other replicas."""
         return await Puller(self._connection, consumer, handler=handler, paused=paused).start()
+
+    def unix_ms(self) -> int:
+        """The server's wall time, as far as this client knows it."""
+        return self._connection.server_clock.unix_ms()
 
     async def backlog(self, consumer: ConsumerSpec) -> Backlog:
         """How far `consumer` has come."""

@@ -7,6 +7,7 @@ every wait, and say when it gave up.
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping
 
 import nats.errors
@@ -16,6 +17,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from diptych_bus.jetstream.transport import AbortingTransport
 from diptych_bus.lifetime import Lifetime, heeding, woken
+from diptych_bus.server_clock import ServerClock
 from diptych_bus.sizes import check_size
 from diptych_contracts.errors import BusAway, Transient
 
@@ -71,6 +73,7 @@ class Connection:
         self._url = without_secrets(url)
         self.lifetime = lifetime
         self.client = Client()
+        self.server_clock = ServerClock(time.monotonic, lambda: time.time_ns() // 1_000_000)
         self._up = asyncio.Event()
         self._last_error: Exception | None = None
         self._links: dict[tuple[Callable[[], None], Callable[[], None] | None], None] = {}
@@ -122,14 +125,14 @@ class Connection:
         self._links[link] = None
         return lambda: self._links.pop(link, None)
 
-    async def listen(self, subject: str, handler: Callable[[Msg], None]) -> Listening:
+    async def listen(
+        self, subject: str, handler: Callable[[Msg], None], *, backlog: int = BACKLOG_MESSAGES
+    ) -> Listening:
         """Subscribe for what this client asks for itself; see also `listen_for_others`."""
         listening = Listening(handler, self.lifetime, subject)
         try:
             listening.subscription = await heeding(
-                self.client.subscribe(
-                    subject, cb=listening.on_message, pending_msgs_limit=BACKLOG_MESSAGES
-                )
+                self.client.subscribe(subject, cb=listening.on_message, pending_msgs_limit=backlog)
             )
         except nats.errors.Error as err:
             raise BusAway(f"cannot subscribe to {subject}: {err}") from err

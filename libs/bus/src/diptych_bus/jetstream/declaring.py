@@ -83,6 +83,8 @@ async def declare(
     streams: Iterable[StreamSpec],
     buckets: Iterable[BucketSpec],
     object_buckets: Iterable[ObjectBucketSpec],
+    *,
+    replicas: int = 1,
 ) -> None:
     """Create what is missing.
 
@@ -95,6 +97,7 @@ async def declare(
     configs += [object_config(spec) for spec in object_buckets]
     for config in configs:
         name = config["name"]
+        config["num_replicas"] = replicas
         try:
             await api(connection, f"STREAM.CREATE.{name}", config, timeout_s=DECLARE_S)
         except ApiError as err:

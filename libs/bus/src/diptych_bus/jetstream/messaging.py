@@ -18,6 +18,11 @@ def delivery_of(msg: Msg, *, subject: str | None = None) -> Delivery:
     return Delivery(subject or msg.subject, msg.data, msg.headers or {}, context_of(msg.headers))
 
 
+def stamp_ms(msg: Msg) -> int:
+    """When a consumer's message was stored, by the server's clock."""
+    return round(msg.metadata.timestamp.timestamp() * 1000)
+
+
 class Serving:
     """A subscription whose requests are being answered."""
 

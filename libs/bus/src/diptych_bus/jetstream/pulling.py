@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from diptych_bus.jetstream.answers import API, status
 from diptych_bus.jetstream.connection import Connection, Listening
 from diptych_bus.jetstream.declaring import NS, declare_consumer
-from diptych_bus.jetstream.messaging import delivery_of
+from diptych_bus.jetstream.messaging import delivery_of, stamp_ms
 from diptych_bus.lifetime import stop, woken
 from diptych_bus.port import Delivery, Pulled
 from diptych_contracts.errors import Transient
@@ -43,6 +43,7 @@ class PulledMessage:
         self.delivery: Delivery = delivery_of(msg)
         self.seq: int = msg.metadata.sequence.stream
         self.num_delivered: int = msg.metadata.num_delivered
+        self.stored_unix_ms: int = stamp_ms(msg)
 
     async def ack(self) -> None:
         """Done: never deliver it again."""
@@ -106,7 +107,9 @@ class Puller:
             self._asked = max(0, self._asked - 1)
             if 2 * self._asked <= self._spec.batch:
                 self._wake.set()
-            self._handler(PulledMessage(self._connection, msg))
+            pulled = PulledMessage(self._connection, msg)
+            self._connection.server_clock.stamped(pulled.stored_unix_ms)
+            self._handler(pulled)
         elif code != "100":
             self._on_end(code, msg)
 

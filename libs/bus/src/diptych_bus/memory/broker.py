@@ -1,7 +1,6 @@
 """The server's part: subscriptions, streams, consumers, buckets, objects; and being away."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +10,9 @@ from diptych_bus.advisories import Undelivered
 from diptych_bus.memory.bucket import BucketStore
 from diptych_bus.memory.consumer import MemoryConsumer
 from diptych_bus.memory.faults import Faults
+from diptych_bus.memory.line import Line
 from diptych_bus.memory.stream import MemoryStream, StoredMessage
-from diptych_bus.memory.timers import Timers
+from diptych_bus.memory.timers import Timers, loop_s
 from diptych_bus.port import Stored
 from diptych_contracts import subjects
 from diptych_contracts.errors import BusAway
@@ -54,8 +54,8 @@ class MemoryBroker:
     """A server in memory; services of one process meet on it.
 
     Args:
-        now_s: The clock of TTLs, ack waits, dedupe windows and resends. A test that owns it calls
-            `run_due` after moving it.
+        now_s: The clock of TTLs, ack waits, dedupe windows and resends: the loop's. A test that
+            owns it calls `run_due` after moving it.
         faults: What goes wrong, if anything.
         streams: The streams it has.
     """
@@ -63,7 +63,7 @@ class MemoryBroker:
     def __init__(
         self,
         *,
-        now_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = loop_s,
         faults: Faults | None = None,
         streams: Iterable[StreamSpec] = STREAMS,
     ) -> None:
@@ -71,13 +71,12 @@ class MemoryBroker:
         self.streams = {spec.name: MemoryStream(spec) for spec in streams}
         self.objects: dict[tuple[str, str], bytes] = {}
         self._faults = faults
-        self._receivers: list[tuple[str, Receiver]] = []
+        self._receivers: list[tuple[str, Receiver, Line]] = []
         self._consumers: dict[tuple[str, str], MemoryConsumer] = {}
         self._buckets: dict[str, BucketStore] = {}
-        self._listeners: list[tuple[str, Callable[[StoredMessage], None]]] = []
-        self._links: list[Callable[[], None]] = []
-        self._back = asyncio.Event()
-        self._back.set()
+        self._listeners: list[tuple[str, Callable[[StoredMessage], None], Line]] = []
+        self._lines: list[Line] = []
+        self._away = False
 
     def connect(self, name: str) -> "MemoryBus":
         """A bus of its own for one service; needs a running loop."""
@@ -92,32 +91,31 @@ class MemoryBroker:
     @property
     def away(self) -> bool:
         """Whether the server is away, as if killed; what it stored survives."""
-        return not self._back.is_set()
+        return self._away
 
     def go_away(self) -> None:
         """From now on nothing is taken and nobody is answered."""
-        self._back.clear()
+        self._away = True
+        for line in self._lines:
+            line.server(up=False)
 
     def come_back(self) -> None:
         """Serve again; clients send again what was not acknowledged."""
-        self._back.set()
-        for link in tuple(self._links):
-            link()
+        self._away = False
+        for line in self._lines:
+            line.server(up=True)
 
-    async def reachable(self, timeout_s: float) -> None:
-        """Wait until the server is there. Raises `BusAway` after `timeout_s`."""
-        await asyncio.sleep(0)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._back.wait()
-        except TimeoutError as err:
-            raise BusAway(f"the broker was away for {timeout_s:g} s") from err
+    def line(self) -> Line:
+        """A new client's way here."""
+        self._lines = [line for line in self._lines if not line.dead]
+        self._lines.append(Line(self.timers.now_s, server_up=not self._away))
+        return self._lines[-1]
 
     # Core messages.
 
-    def receive(self, pattern: str, receiver: Receiver) -> Callable[[], None]:
+    def receive(self, pattern: str, receiver: Receiver, line: Line) -> Callable[[], None]:
         """Call `receiver` for messages on `pattern`; gives the way to stop it."""
-        entry = (pattern, receiver)
+        entry = (pattern, receiver, line)
         self._receivers.append(entry)
         return partial(self._receivers.remove, entry)
 
@@ -125,22 +123,30 @@ class MemoryBroker:
         """Deliver a core message to all who listen; False if nobody does."""
         if self.away:
             return True
-        receivers = [r for pattern, r in self._receivers if matches(pattern, message.subject)]
-        for receiver in receivers:
+        receivers = [r for r in self._receivers if matches(r[0], message.subject)]
+        for _, receiver, line in receivers:
             for delay_s in self.copies(message.subject):
-                self.later(delay_s, partial(receiver, message))
+                self.later(delay_s, line, partial(receiver, message))
         return bool(receivers)
 
     def copies(self, subject: str) -> tuple[float, ...]:
         """The delays of the copies of a message that arrive."""
         return self._faults.copies(subject) if self._faults else (0.0,)
 
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Run `action` in the loop's next round, or after `delay_s`."""
+    def lag_s(self, subject: str) -> float:
+        """How late a reader hears of a stored message."""
+        return self._faults.lag_s(subject) if self._faults else 0.0
+
+    def loses_ack(self, subject: str) -> bool:
+        """Whether an answer or acknowledgement is lost."""
+        return self._faults is not None and self._faults.loses_ack(subject)
+
+    def later(self, delay_s: float, line: Line, action: Callable[[], None]) -> None:
+        """Run `action` for the client of `line` in the loop's next round, or after `delay_s`."""
         if delay_s > 0:
-            self.timers.after(delay_s, action)
+            self.timers.after(delay_s, partial(line.soon, action))
         else:
-            asyncio.get_running_loop().call_soon(action)
+            line.soon(action)
 
     # Streams.
 
@@ -150,18 +156,15 @@ class MemoryBroker:
         done, message = stream.store(subject, data, headers, self.timers.now_s())
         if message is not None:
             self._stored(stream, message)
-        return done, self._faults is not None and self._faults.loses_ack(subject)
+        return done, self.loses_ack(subject)
 
-    def listen(self, subject: str, listener: Callable[[StoredMessage], None]) -> Callable[[], None]:
+    def listen(
+        self, subject: str, listener: Callable[[StoredMessage], None], line: Line
+    ) -> Callable[[], None]:
         """Call `listener` for each message stored on `subject`; gives the way to stop it."""
-        entry = (subject, listener)
+        entry = (subject, listener, line)
         self._listeners.append(entry)
         return partial(self._listeners.remove, entry)
-
-    def watch_link(self, up: Callable[[], None]) -> Callable[[], None]:
-        """Call `up` whenever the server comes back; gives the way to stop it."""
-        self._links.append(up)
-        return partial(self._links.remove, up)
 
     def consumer(self, spec: ConsumerSpec) -> MemoryConsumer:
         """The durable consumer `spec`, made on first use."""
@@ -169,7 +172,11 @@ class MemoryBroker:
         if key not in self._consumers:
             stream = self.streams[spec.stream]
             self._consumers[key] = MemoryConsumer(
-                spec, stream, self.timers, give_up=partial(self._give_up, spec)
+                spec,
+                stream,
+                self.timers,
+                give_up=partial(self._give_up, spec),
+                loses_ack=partial(self.loses_ack, f"$JS.ACK.{spec.stream}"),
             )
         return self._consumers[key]
 
@@ -185,7 +192,7 @@ class MemoryBroker:
     def bucket(self, spec: BucketSpec) -> BucketStore:
         """The bucket `spec`, made on first use."""
         if spec.name not in self._buckets:
-            self._buckets[spec.name] = BucketStore(spec, self.timers)
+            self._buckets[spec.name] = BucketStore(spec, self)
         return self._buckets[spec.name]
 
     def _stream_of(self, subject: str) -> MemoryStream:
@@ -195,13 +202,13 @@ class MemoryBroker:
         raise BusAway(f"no stream takes {subject}")
 
     def _stored(self, stream: MemoryStream, message: StoredMessage) -> None:
-        loop = asyncio.get_running_loop()
-        for subject, listener in self._listeners:
+        for subject, listener, line in self._listeners:
             if subject == message.subject:
-                loop.call_soon(listener, message)
+                live = f"live.{subject.partition('.')[2]}"
+                self.later(self.lag_s(live), line, partial(listener, message))
         for (name, _), consumer in self._consumers.items():
             if name == stream.spec.name:
-                loop.call_soon(consumer.pump)
+                asyncio.get_running_loop().call_soon(consumer.pump)
         self.send(CoreMessage(message.subject, message.data, message.headers))
         if stream.spec.republish is not None:
             self.send(_republished(stream.spec.republish, message))

@@ -1,17 +1,18 @@
 """Key-value buckets in memory: compare-and-swap, TTL, watches."""
 
-import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from diptych_bus.lifetime import Lifetime
+from diptych_bus.memory.line import Line
 from diptych_bus.memory.stopping import Owned
 from diptych_bus.memory.timers import Timer, Timers
-from diptych_bus.port import Gone, Kept, Subscription
+from diptych_bus.port import Gone, Kept, Subscription, never
 from diptych_bus.sizes import check_size
-from diptych_contracts.errors import Conflict, StoreFull
+from diptych_contracts.errors import BusAway, Conflict, StoreFull
 from diptych_contracts.streams import BucketSpec
 from diptych_contracts.wire import Message, decode, encode
 
@@ -30,12 +31,31 @@ class Value:
 Watcher = Callable[[str, Value | None], None]
 
 
+class Server(Protocol):
+    """What a bucket needs of its broker."""
+
+    timers: Timers
+
+    def lag_s(self, subject: str) -> float:
+        """How late a watch hears of a change."""
+        ...
+
+    def loses_ack(self, subject: str) -> bool:
+        """Whether the answer to a write is lost."""
+        ...
+
+    def later(self, delay_s: float, line: Line, action: Callable[[], None]) -> None:
+        """Run `action` for the client of `line`."""
+        ...
+
+
 class BucketStore:
     """One bucket's bytes, shared by all buses of a broker."""
 
-    def __init__(self, spec: BucketSpec, timers: Timers) -> None:
+    def __init__(self, spec: BucketSpec, server: Server) -> None:
         self._spec = spec
-        self._timers = timers
+        self.server = server
+        self.subject = f"$KV.{spec.name}"
         self._revision = 0
         self._bytes = 0
         self.values: dict[str, Value] = {}
@@ -72,7 +92,7 @@ class BucketStore:
     def _expiry(self, key: str, ttl_s: float | None) -> Timer | None:
         if ttl_s is None:
             return None
-        return self._timers.after(max(1, math.ceil(ttl_s)), lambda: self.delete(key))
+        return self.server.timers.after(max(1, math.ceil(ttl_s)), lambda: self.delete(key))
 
     def _set(self, key: str, value: Value) -> None:
         self.values[key] = value
@@ -99,16 +119,22 @@ class BucketWatch(Generic[M]):
         self,
         store: BucketStore,
         kind: type[M],
+        client: "Client",
+        *,
         handler: Callable[[Kept[M] | Gone], None],
-        lifetime: Lifetime,
+        final: Callable[[M], bool],
     ) -> None:
         self._store = store
         self._kind = kind
+        self._final = final
         self._handler: Callable[[Kept[M] | Gone], None] | None = handler
-        self._lifetime = lifetime
-        for key, value in tuple(store.values.items()):
-            self._show(key, value)
+        self._lifetime = client.lifetime
+        self._line = client.line
+        self._known: dict[str, None] = {}
+        self._due_s = 0.0
+        self._list()
         store.watchers.append(self._on_change)
+        self._unwatch = self._line.watch(self._list)
 
     @property
     def open(self) -> bool:
@@ -117,30 +143,47 @@ class BucketWatch(Generic[M]):
 
     async def close(self) -> None:
         """No handler is called after this."""
-        self._handler = None
-        if self._on_change in self._store.watchers:
+        if self._handler is not None:
+            self._handler = None
             self._store.watchers.remove(self._on_change)
+            self._unwatch()
+
+    def _list(self) -> None:
+        """Show what there is, and what has gone: on coming here, and on coming back."""
+        for key in [key for key in self._known if key not in self._store.values]:
+            self._show(key, None)
+        for key, value in tuple(self._store.values.items()):
+            self._show(key, value)
 
     def _on_change(self, key: str, value: Value | None) -> None:
-        asyncio.get_running_loop().call_soon(self._show, key, value)
+        server, now_s = self._store.server, self._store.server.timers.now_s()
+        self._due_s = max(self._due_s, now_s + server.lag_s(self._store.subject))
+        server.later(self._due_s - now_s, self._line, partial(self._show, key, value))
 
     def _show(self, key: str, value: Value | None) -> None:
-        if self._handler is not None:
+        if self._handler is not None and self._line.up:
             self._lifetime.call(lambda _: self._report(key, value), None, f"watch {key}")
 
     def _report(self, key: str, value: Value | None) -> None:
         if self._handler is None:
             return
         if value is None:
-            self._handler(Gone(key))
-        else:
-            self._handler(Kept(key, decode(value.data, self._kind), value.revision))
+            if key in self._known:
+                del self._known[key]
+                self._handler(Gone(key))
+            return
+        seen = decode(value.data, self._kind)
+        self._known.pop(key, None)
+        if not self._final(seen):
+            self._known[key] = None
+        self._handler(Kept(key, seen, value.revision))
 
 
-class Line(Protocol):
+class Client(Protocol):
     """What a bucket needs of its bus; a structural part of `MemoryBus`."""
 
     lifetime: Lifetime
+    line: Line
 
     async def round_trip(self) -> None:
         """Let others run; raise `BusAway` if the server stays away."""
@@ -154,14 +197,14 @@ class Line(Protocol):
 class MemoryBucket(Generic[M]):
     """See `port.Bucket`."""
 
-    def __init__(self, store: BucketStore, kind: type[M], line: Line) -> None:
+    def __init__(self, store: BucketStore, kind: type[M], client: Client) -> None:
         self._store = store
         self._kind = kind
-        self._line = line
+        self._client = client
 
     async def get(self, key: str) -> Kept[M] | None:
         """The newest value."""
-        await self._line.round_trip()
+        await self._client.round_trip()
         value = self._store.values.get(key)
         return Kept(key, decode(value.data, self._kind), value.revision) if value else None
 
@@ -179,17 +222,22 @@ class MemoryBucket(Generic[M]):
 
     async def delete(self, key: str) -> None:
         """Remove a key and its history."""
-        await self._line.round_trip()
+        await self._client.round_trip()
         self._store.delete(key)
 
-    async def watch(self, handler: Callable[[Kept[M] | Gone], None]) -> Subscription:
+    async def watch(
+        self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never
+    ) -> Subscription:
         """Call `handler` for every present key (before this returns), then for each change."""
-        await self._line.round_trip()
-        watch = BucketWatch(self._store, self._kind, handler, self._line.lifetime)
-        self._line.own(watch)
+        await self._client.round_trip()
+        watch = BucketWatch(self._store, self._kind, self._client, handler=handler, final=final)
+        self._client.own(watch)
         return watch
 
     async def _write(self, key: str, value: M, expected: int | None, ttl_s: float | None) -> int:
         data = encode(value)
-        await self._line.round_trip()
-        return self._store.write(key, data, expected=expected, ttl_s=ttl_s)
+        await self._client.round_trip()
+        revision = self._store.write(key, data, expected=expected, ttl_s=ttl_s)
+        if expected is not None and self._store.server.loses_ack(self._store.subject):
+            raise BusAway(f"no answer to the write of {key}")
+        return revision

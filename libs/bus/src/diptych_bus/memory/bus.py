@@ -12,7 +12,7 @@ from diptych_bus.memory.bucket import MemoryBucket
 from diptych_bus.memory.consumer import Member
 from diptych_bus.memory.journal import MemoryJournal
 from diptych_bus.memory.stopping import Stopping
-from diptych_bus.memory.stream import StoredMessage
+from diptych_bus.memory.stream import StoredMessage, unix_ms
 from diptych_bus.port import (
     Backlog,
     Bucket,
@@ -50,7 +50,7 @@ class MemoryBus(MemoryJournal):
     @property
     def connected(self) -> bool:
         """Whether the server is there."""
-        return not self._broker.away
+        return self.line.connected
 
     @property
     def closed(self) -> "asyncio.Future[Exception | None]":
@@ -70,9 +70,11 @@ class MemoryBus(MemoryJournal):
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def take(data: bytes) -> None:
-            if not answer.done():
+            if self.line.up and not answer.done():
                 answer.set_result(data)
 
+        if self.line.dead:
+            raise BusAway("this client is dead")
         if not self._send_core(subject, encode(message), take):
             raise BusAway(f"nobody answers on {subject}")
         try:
@@ -137,12 +139,17 @@ class MemoryBus(MemoryJournal):
     ) -> Subscription:
         """Share `consumer`'s messages with the other replicas."""
         await self.round_trip()
-        member = Member(handler, lambda: self._broker.away or paused(), self.lifetime)
+        member = Member(handler, paused, self.lifetime, self.line)
         shared = self._broker.consumer(consumer)
         shared.join(member)
-        subscription = Stopping(partial(shared.leave, member))
+        unwatch = self.line.watch(partial(shared.returned, member))
+        subscription = Stopping(partial(_each, partial(shared.leave, member), unwatch))
         self.own(subscription)
         return subscription
+
+    def unix_ms(self) -> int:
+        """The broker's wall time."""
+        return unix_ms(self._broker.timers.now_s())
 
     async def backlog(self, consumer: ConsumerSpec) -> Backlog:
         """How far `consumer` has come."""
@@ -182,6 +189,7 @@ class MemoryBus(MemoryJournal):
     async def kill(self) -> None:
         """Leave as a killed process does: nothing is flushed, what is un-acknowledged is lost."""
         self._stop_sending()
+        self.line.kill()
         for subscription in self._owned:
             await subscription.close()
         self._owned.clear()
@@ -195,19 +203,26 @@ class MemoryBus(MemoryJournal):
         after: Callable[[], Awaitable[None]] | None = None,
     ) -> Stopping:
         def receive(message: CoreMessage) -> None:
-            if subscription.open:
+            if subscription.open and self.line.up:
                 self.lifetime.call(take, message, subject)
 
-        subscription = Stopping(self._broker.receive(subject, receive), after)
+        subscription = Stopping(self._broker.receive(subject, receive, self.line), after)
         self.own(subscription)
         return subscription
 
     def _send_core(self, subject: str, data: bytes, reply: Callable[[bytes], None] | None) -> bool:
         headers = with_context() or {}
         check_size(subject, data, headers)
+        if not self.line.up:
+            return True
         return self._broker.send(CoreMessage(subject, data, headers, reply))
 
     async def _reply(self, message: CoreMessage, data: bytes) -> None:
         assert message.reply is not None
-        for delay_s in self._broker.copies(message.subject):
-            self._broker.later(delay_s, partial(message.reply, data))
+        for delay_s in self._broker.copies(message.subject) if self.line.up else ():
+            self._broker.later(delay_s, self.line, partial(message.reply, data))
+
+
+def _each(*actions: Callable[[], None]) -> None:
+    for action in actions:
+        action()

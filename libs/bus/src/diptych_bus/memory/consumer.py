@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych_bus.lifetime import Lifetime
-from diptych_bus.memory.stream import MemoryStream, StoredMessage
+from diptych_bus.memory.line import Line
+from diptych_bus.memory.stream import MemoryStream, StoredMessage, unix_ms
 from diptych_bus.memory.timers import Timer, Timers
 from diptych_bus.port import Backlog, Delivery, Pulled
 from diptych_bus.tracing import context_of
@@ -14,33 +15,42 @@ from diptych_contracts.streams import ConsumerSpec
 PAUSED_LOOK_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """One replica that shares the consumer."""
 
     handler: Callable[[Pulled], None]
     paused: Callable[[], bool]
     lifetime: Lifetime
+    line: Line
+    unheard: int = 0
+    """Messages sent to it that it has not taken in: a frozen one hoards what it asked for."""
 
 
 class PulledMessage:
     """See `port.Pulled`."""
 
-    def __init__(self, consumer: "MemoryConsumer", message: StoredMessage, deliveries: int) -> None:
+    def __init__(
+        self, consumer: "MemoryConsumer", message: StoredMessage, line: Line, *, deliveries: int
+    ) -> None:
         self._consumer = consumer
+        self._line = line
         self.seq: int = message.seq
         self.num_delivered: int = deliveries
+        self.stored_unix_ms: int = unix_ms(message.stored_s)
         self.delivery: Delivery = Delivery(
             message.subject, message.data, message.headers, context_of(message.headers)
         )
 
     async def ack(self) -> None:
         """Done: never deliver it again."""
-        self._consumer.ack(self.seq)
+        if self._line.up and not self._consumer.loses_ack():
+            self._consumer.ack(self.seq)
 
     async def nak(self, delay_s: float) -> None:
         """Not now: deliver it again, to anyone, after `delay_s`."""
-        self._consumer.again(self.seq, delay_s)
+        if self._line.up and not self._consumer.loses_ack():
+            self._consumer.again(self.seq, delay_s)
 
 
 class MemoryConsumer:
@@ -53,7 +63,9 @@ class MemoryConsumer:
         timers: Timers,
         *,
         give_up: Callable[[int], None],
+        loses_ack: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.loses_ack = loses_ack
         self._spec = spec
         self._stream = stream
         self._timers = timers
@@ -76,6 +88,11 @@ class MemoryConsumer:
         """Give `member` nothing more; what it holds is delivered again after the ack wait."""
         if member in self._members:
             self._members.remove(member)
+
+    def returned(self, member: Member) -> None:
+        """`member` was cut off, and asks anew."""
+        member.unheard = 0
+        self.pump()
 
     def ack(self, seq: int) -> None:
         """`seq` is done."""
@@ -133,7 +150,7 @@ class MemoryConsumer:
         for _ in range(len(self._members)):
             member = self._members[0]
             self._members.rotate(-1)
-            if not member.paused():
+            if member.line.up and member.unheard < self._spec.batch and not member.paused():
                 return member
         return None
 
@@ -145,8 +162,16 @@ class MemoryConsumer:
             self._last_seq = seq
         self._deliveries[seq] = self._deliveries.get(seq, 0) + 1
         self._waiting[seq] = self._timers.after(self._spec.ack_wait_s, lambda: self._requeue(seq))
-        pulled = PulledMessage(self, message, self._deliveries[seq])
-        member.lifetime.call(member.handler, pulled, f"pull {self._spec.name}")
+        pulled = PulledMessage(self, message, member.line, deliveries=self._deliveries[seq])
+        member.unheard += 1
+        member.line.soon(self._hand, member, pulled)
+
+    def _hand(self, member: Member, pulled: PulledMessage) -> None:
+        member.unheard = max(0, member.unheard - 1)
+        if member.line.up and member in self._members:
+            member.lifetime.call(member.handler, pulled, f"pull {self._spec.name}")
+        if member.unheard == 0:
+            self.pump()
 
     def _look_soon(self) -> None:
         if self._members and (self._look is None or self._look.action is None):

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+HEALED_S = 0.25
+"""A follower looks for what it missed after so long a silence."""
+
 
 def _every(_subject: str) -> bool:
     return True
@@ -14,7 +17,9 @@ class Faults:
     """How often core messages and PubAcks go wrong; fractions in [0, 1].
 
     Delayed messages overtake nobody but are overtaken: that is the reordering. A lost PubAck leaves
-    the message stored: `append` sends it again, `store` and `record` raise `BusAway`.
+    the message stored: `append` sends it again, `store` and `record` raise `BusAway`. What readers
+    are promised in order is only late: `live.<gateway>` (followers) and `$KV.<bucket>` (watches,
+    whose writes may lose their answers too). `$JS.ACK.<stream>` are the pullers' acknowledgements.
     """
 
     rng: Random
@@ -35,6 +40,11 @@ class Faults:
             return ()
         copies = 2 if self._strikes(self.duplicate_frac) else 1
         return tuple(self._delay_s() for _ in range(copies))
+
+    def lag_s(self, subject: str) -> float:
+        """How late a reader hears of something it will hear of for certain."""
+        copies = self.copies(subject)
+        return copies[0] if copies else HEALED_S
 
     def loses_ack(self, subject: str) -> bool:
         """Whether the answer to a stored message is lost."""

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from uuid import uuid4
 
 from diptych_bus.lifetime import Lifetime, log
 from diptych_bus.memory.broker import MemoryBroker
+from diptych_bus.memory.following import Following
 from diptych_bus.memory.stopping import Owned, Stopping
 from diptych_bus.memory.stream import MemoryStream, StoredMessage
 from diptych_bus.port import JournalItem, Stored, Subscription, always
@@ -27,6 +29,7 @@ class MemoryJournal:
 
     def __init__(self, broker: MemoryBroker, lifetime: Lifetime) -> None:
         self.lifetime = lifetime
+        self.line = broker.line()
         self._broker = broker
         self._owned: list[Owned] = []
         self._ring = Ring()
@@ -34,7 +37,7 @@ class MemoryJournal:
         self._stopped = False
         self._checking = False
         self._sending = False
-        self._unlink = broker.watch_link(self._resend)
+        self._unlink = self.line.watch(self._resend)
 
     @property
     def ring_full(self) -> bool:
@@ -93,23 +96,27 @@ class MemoryJournal:
         """Call `handler` for each entry after `after_seq`, once, in order."""
         await self.round_trip()
         subject = subjects.token(gateway)
-
-        def take(message: StoredMessage) -> None:
-            if following.open:
-                self._show(message, handler)
-
         if after_seq is None:
             after_seq = self._tokens.last_on(subject)
-        loop = asyncio.get_running_loop()
-        for message in self._tokens.on(subject, after_seq=after_seq):
-            loop.call_soon(take, message)
-        following = Stopping(self._broker.listen(subject, take))
-        self.own(following)
-        return following
+        following = Following(
+            self._tokens, subject, after_seq, show=lambda found: self._show(found, handler)
+        )
+        stops = [
+            self._broker.listen(subject, partial(self._take, following), self.line),
+            self.line.watch(following.catch_up),
+        ]
+        self.line.soon(following.catch_up)
+        subscription = Stopping(partial(_stop, following, stops))
+        self.own(subscription)
+        return subscription
+
+    def _take(self, following: Following, message: StoredMessage) -> None:
+        if self.line.up:
+            following.take(message)
 
     async def round_trip(self) -> None:
         """Let others run; raise `BusAway` if the server stays away."""
-        await self._broker.reachable(CALL_S)
+        await self.line.reachable(CALL_S)
 
     def own(self, subscription: Owned) -> None:
         """End `subscription` with the bus."""
@@ -132,7 +139,7 @@ class MemoryJournal:
         self, subject: str, data: bytes, headers: Mapping[str, str], timeout_s: float
     ) -> Stored:
         check_size(subject, data, headers)
-        await self._broker.reachable(timeout_s)
+        await self.line.reachable(timeout_s)
         done, ack_lost = self._broker.store(subject, data, headers)
         if ack_lost:
             raise BusAway(f"no answer on {subject} within {timeout_s:g} s")
@@ -141,11 +148,11 @@ class MemoryJournal:
     def _send_soon(self) -> None:
         if not self._sending:
             self._sending = True
-            asyncio.get_running_loop().call_soon(self._send)
+            self.line.soon(self._send)
 
     def _send(self) -> None:
         self._sending = False
-        if self._stopped or self._broker.away:
+        if self._stopped or not self.line.up:
             return
         while entry := self._ring.take(self._broker.timers.now_s()):
             self._send_one(entry)
@@ -160,9 +167,11 @@ class MemoryJournal:
         if ack_lost:
             self._check_later()
         else:
-            asyncio.get_running_loop().call_soon(self._ack, entry.number)
+            self.line.soon(self._ack, entry.number)
 
     def _ack(self, number: int) -> None:
+        if not self.line.up:
+            return
         self._ring.ack(number, self._broker.timers.now_s())
         self._acked.set()
         self._send_soon()
@@ -170,7 +179,7 @@ class MemoryJournal:
     def _check_later(self) -> None:
         if not self._checking:
             self._checking = True
-            self._broker.timers.after(CHECK_S, self._check)
+            self._broker.timers.after(CHECK_S, partial(self.line.soon, self._check))
 
     def _check(self) -> None:
         self._checking = False
@@ -190,3 +199,9 @@ class MemoryJournal:
         if not self._stopped:
             self._stopped = True
             self._unlink()
+
+
+def _stop(following: Following, stops: list[Callable[[], None]]) -> None:
+    following.close()
+    for stop in stops:
+        stop()

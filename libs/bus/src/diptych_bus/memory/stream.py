@@ -9,6 +9,14 @@ from diptych_bus.sizes import message_bytes
 from diptych_contracts.errors import StoreFull
 from diptych_contracts.streams import Discard, StreamSpec
 
+EPOCH_UNIX_MS = 1_700_000_000_000
+"""The broker's clock at zero: far from anybody's wall clock, since none may be mixed with it."""
+
+
+def unix_ms(now_s: float) -> int:
+    """The broker's wall time at `now_s`."""
+    return EPOCH_UNIX_MS + round(now_s * 1000)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:

@@ -3,7 +3,13 @@
 import asyncio
 import heapq
 from collections.abc import Callable
+from contextvars import copy_context
 from itertools import count
+
+
+def loop_s() -> float:
+    """The running loop's clock."""
+    return asyncio.get_running_loop().time()
 
 
 class Timer:
@@ -21,8 +27,8 @@ class Timer:
 class Timers:
     """Runs actions when `now_s` reaches their time.
 
-    On the real clock this happens by itself. A test that owns the clock calls `run_due` after it
-    moved it.
+    On the loop's clock this happens by itself. A test that owns the clock calls `run_due` after it
+    moved it. Actions run in the context these timers were made in, whoever asked for them.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -30,6 +36,7 @@ class Timers:
         self._heap: list[tuple[float, int, Timer]] = []
         self._order = count()
         self._handle: asyncio.TimerHandle | None = None
+        self._context = copy_context()
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Timer:
         """Run `action` in `delay_s`."""
@@ -58,4 +65,5 @@ class Timers:
             self._handle = None
         if self._heap:
             delay_s = max(0.001, self._heap[0][0] - self.now_s())
-            self._handle = asyncio.get_running_loop().call_later(delay_s, self.run_due)
+            loop = asyncio.get_running_loop()
+            self._handle = loop.call_later(delay_s, self.run_due, context=self._context)

@@ -1,0 +1,146 @@
+"""Orders performed on the memory bus, with the gateway writing into the same record."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from diptych_bus.memory import MemoryBroker
+from diptych_bus.port import Bucket, Bus, Gone, Kept
+from diptych_contracts import subjects
+from diptych_contracts.events import RequestEnded
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import EndReason
+from diptych_contracts.requests import RecordState, RequestRecord
+from diptych_contracts.streams import EVENTS, REQUEST_RECORDS, REQUESTS
+from diptych_policy.fleet import Fleet
+from diptych_policy.lifecycle import (
+    Announce,
+    CreateRecord,
+    Effect,
+    EraseRequest,
+    Event,
+    RecordSeen,
+    SaveRecord,
+)
+from diptych_policy.recovery import Ledger
+from diptych_scheduler.journals import Journals
+from diptych_scheduler.performing import Performer
+from diptych_scheduler.settings import SchedulerSettings
+from diptych_testkit.builders import GATEWAY, MODEL, REQUEST, a_request, an_end
+
+ME = Incarnation("s1-1")
+END = an_end(EndReason.LENGTH)
+
+
+def record(state: RecordState) -> RequestRecord:
+    end = END if state is RecordState.CLOSED else None
+    return RequestRecord(
+        request_id=REQUEST, owner=ME, gateway=GATEWAY, state=state, request_seq=1, end=end
+    )
+
+
+class Desk:
+    """A performer, and everything it tells."""
+
+    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
+        self.bus = bus
+        self.told: list[Event] = []
+        journals = Journals(bus, Ledger(ME, Fleet()), self.tell)
+        self.performer = Performer(self, bus, journals, tasks, SchedulerSettings())
+
+    def tell(self, event: Event) -> None:
+        self.told.append(event)
+
+    def alive(self, _member: Incarnation) -> bool:
+        return True
+
+    def current(self, _request_id: RequestId, _attempt: int) -> bool:
+        return True
+
+    @property
+    def records(self) -> Bucket[RequestRecord]:
+        return self.bus.bucket(REQUEST_RECORDS, RequestRecord)
+
+    @property
+    def remembered(self) -> int:
+        """Requests that it still knows something of."""
+        performer = self.performer
+        return len(performer._revisions) + len(performer._contexts) + len(performer._expected)
+
+    async def perform(self, *effects: Effect) -> None:
+        self.performer.order(list(effects))
+        await self.performer.settle(timeout_s=5)
+
+    def watched(self, change: Kept[RequestRecord] | Gone) -> None:
+        if isinstance(change, Kept) and self.performer.is_news(change):
+            self.tell(RecordSeen(change.value))
+
+
+@asynccontextmanager
+async def a_desk() -> AsyncIterator[Desk]:
+    async with asyncio.TaskGroup() as tasks:
+        bus = MemoryBroker().connect("s1")
+        desk = Desk(bus, tasks)
+        subject = subjects.request("interactive", MODEL)
+        await bus.store(subject, a_request(), msg_id=REQUEST, timeout_s=1)
+        yield desk
+        await bus.close()
+
+
+def closing() -> tuple[Effect, ...]:
+    ended = RequestEnded(request_id=REQUEST, end=END)
+    return (
+        SaveRecord(record(RecordState.CLOSED)),
+        Announce(REQUEST, ended, f"{REQUEST}.end"),
+        EraseRequest(REQUEST, 1),
+    )
+
+
+async def test_a_client_that_leaves_as_its_answer_ends_leaves_no_open_record() -> None:
+    """Two in 6,000 soaked requests stayed `cancelling` for ever: the mark won the swap."""
+    async with a_desk() as desk:
+        await desk.perform(CreateRecord(record(RecordState.QUEUED)))
+        kept = await desk.records.get(REQUEST)
+        assert kept is not None
+        mark = msgspec.structs.replace(kept.value, state=RecordState.CANCELLING)
+        await desk.records.update(REQUEST, mark, kept.revision)  # by the gateway
+        await desk.perform(*closing())
+        kept = await desk.records.get(REQUEST)
+        assert kept is not None
+        assert kept.value == record(RecordState.CLOSED)
+        assert await desk.bus.stored(REQUESTS.name, 1) is None
+        assert await desk.bus.stored(EVENTS.name, 1) is not None
+
+
+async def test_work_that_was_given_up_meanwhile_is_not_saved() -> None:
+    async with a_desk() as desk:
+        await desk.perform(CreateRecord(record(RecordState.QUEUED)))
+        mark = record(RecordState.CANCELLING)
+        await desk.records.put(REQUEST, mark)
+        await desk.perform(SaveRecord(record(RecordState.ROUTED)), EraseRequest(REQUEST, 1))
+        assert desk.told[-1] == RecordSeen(mark)
+        assert await desk.bus.stored(REQUESTS.name, 1) is not None, "its orders are dropped"
+
+
+async def test_nothing_is_remembered_of_a_closed_request_whichever_word_comes_first() -> None:
+    """The watch may tell of a write before its own acknowledgement does."""
+    async with a_desk() as desk:
+        watching = await desk.records.watch(desk.watched)
+        await desk.perform(CreateRecord(record(RecordState.QUEUED)), *closing())
+        await watching.close()
+        assert desk.remembered == 0
+        closed = await desk.records.get(REQUEST)
+        assert closed is not None
+        for _ in range(2):  # told again, as after a reconnect
+            desk.watched(closed)
+        assert desk.remembered == 0
+
+
+async def test_nothing_is_remembered_of_a_request_that_comes_again_after_its_end() -> None:
+    async with a_desk() as desk:
+        await desk.records.put(REQUEST, record(RecordState.CLOSED))
+        await desk.perform(CreateRecord(record(RecordState.QUEUED)))
+        assert desk.told[-1] == RecordSeen(record(RecordState.CLOSED))
+        assert desk.remembered == 0

@@ -1,0 +1,102 @@
+"""A byte of KV is flipped in the real pool between write and claim: refused, computed again."""
+
+import asyncio
+import json
+import mmap
+import os
+import struct
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from diptych_kvlink.lockfile import PREFIX
+from diptych_kvlink.pool_file import PoolShape
+from diptych_testkit.live_stack import MODEL, LiveStack, Process
+
+pytestmark = pytest.mark.live
+
+LONG = "Once upon a time there was a lighthouse keeper who counted every ship. " * 60
+_SHAPE = struct.Struct("<8sQQ")
+
+
+class Pool:
+    """A decode worker's shared memory, opened by a stranger. Both links write into it."""
+
+    def __init__(self, worker: Process) -> None:
+        path = Path("/dev/shm") / f"{PREFIX}kv-{worker.incarnation}"
+        fd = os.open(path, os.O_RDWR)
+        try:
+            self._map = mmap.mmap(fd, 0)
+        finally:
+            os.close(fd)
+        _, slots, slot_bytes = _SHAPE.unpack_from(self._map)
+        self._shape = PoolShape(slots, slot_bytes)
+
+    def flip_a_written_byte(self) -> int:
+        """Wait for a slot that holds something, and alter it once it is complete."""
+        give_up_s = time.monotonic() + 30
+        while time.monotonic() < give_up_s:
+            for slot in range(self._shape.slots):
+                at = self._shape.slots_at + slot * self._shape.stride_bytes
+                if any(self._map[at + 4096 : at + 4160]):
+                    time.sleep(0.15)  # it has its checksum by then; the prompt is still computed
+                    self._map[at + 5000] ^= 1
+                    return slot
+            time.sleep(0.005)
+        raise AssertionError("no block was written")
+
+    def wipe(self) -> None:
+        """Forget what earlier requests left."""
+        for slot in range(self._shape.slots):
+            at = self._shape.slots_at + slot * self._shape.stride_bytes
+            self._map[at + 4096 : at + 4160] = bytes(64)
+
+    def close(self) -> None:
+        self._map.close()
+
+
+def refused(worker: Process, reason: str) -> float:
+    """How often the worker has refused KV for `reason`."""
+    url = f"http://127.0.0.1:{worker.health_port}/metrics"
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    name = f'diptych_kv_refused_total{{reason="{reason}"}} '
+    return float(next(line for line in lines if line.startswith(name)).rsplit(" ", 1)[1])
+
+
+async def ask(client: openai.AsyncOpenAI, link: str) -> tuple[str, dict[str, Any]]:
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": LONG + f"What did he see? ({link})"}],
+        temperature=0,
+        max_tokens=24,
+        extra_body={"ignore_eos": True, "diptych": {"mode": "remote", "link": link}},
+    )
+    path = json.loads(answer.model_dump_json())["usage"]["diptych"]
+    return answer.choices[0].message.content or "", path
+
+
+@pytest.mark.parametrize("link", ["shm", "tcp"])
+async def test_a_byte_flipped_between_write_and_claim_costs_an_attempt_and_no_word(
+    own_stack: LiveStack, link: str
+) -> None:
+    await asyncio.to_thread(own_stack.start_all, {"PREFIX_CACHE": "false"})
+    decode = own_stack.of("decode-worker")
+    pool = Pool(decode)
+    async with openai.AsyncOpenAI(
+        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=120
+    ) as client:
+        undisturbed, path = await ask(client, link)
+        assert (path["attempt"], path["link"]) == (1, link)
+        pool.wipe()
+        flipping = asyncio.create_task(asyncio.to_thread(pool.flip_a_written_byte))
+        text, path = await ask(client, link)
+        await flipping
+    pool.close()
+    assert text == undisturbed
+    assert (path["attempt"], path["link"]) == (2, link)
+    assert refused(decode, "checksum") == 1
