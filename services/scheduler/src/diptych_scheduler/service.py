@@ -198,7 +198,7 @@ class Scheduler:
         while True:
             await asyncio.sleep(self._settings.tick_s)
             now_s = self._member.now_s()
-            for lost in self._liveness.tick(now_s=now_s):
+            for lost in self._liveness.tick(now_s=now_s, connected=self._bus.connected):
                 log.warning(
                     "member_lost", member=lost.member, silent_ms=round(lost.silent_s * 1000)
                 )
