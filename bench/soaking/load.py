@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from diptych_testkit.live_stack import MODEL
 
@@ -118,7 +119,7 @@ class Clients:
             async for data in answer.events():
                 if data == b"[DONE]":
                     return _whole_text(text, finish)
-                (choice,) = json.loads(data)["choices"]
+                (choice,) = _parsed(data)["choices"]
                 text += choice["delta"].get("content") or ""
                 finish = choice["finish_reason"] or finish
                 seen += 1
@@ -163,7 +164,7 @@ class _Events:
         async for data in answer.events():
             if data == b"[DONE]":
                 return
-            event = json.loads(data)
+            event = _parsed(data)
             if event["sequence_number"] != self.last + 1:
                 raise Broken(f"event {event['sequence_number']} after {self.last}")
             self.last += 1
@@ -224,6 +225,14 @@ class _Exchange:
             part = await self._reader.readexactly(size)
             await self._reader.readexactly(2)
             yield part
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """An event. Raises `Broken` if it is an error."""
+    event: dict[str, Any] = json.loads(data)
+    if event.get("error"):
+        raise Broken(f"error event: {str(event['error'])[:120]}")
+    return event
 
 
 def _chat(system: str, question: str, *, stream: bool) -> bytes:

@@ -12,7 +12,14 @@ from diptych_contracts.cards import Fingerprint
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.fleet import Role
 from diptych_contracts.ids import Incarnation, RequestId, transfer_id
-from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.jobs import (
+    Cancel,
+    CancelDone,
+    GenerateJob,
+    JobAnswer,
+    PrefillJob,
+    RefusalReason,
+)
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.transfers import (
     Release,
@@ -121,6 +128,35 @@ async def test_late_and_repeated_messages_about_a_ticket_change_nothing() -> Non
         await reader.release("r1")  # of the first attempt, late
         assert (await reader.snapshot()).slots_used == len(fresh.slots)
         await reader.release("r1", attempt=2)
+
+
+@pytest.mark.parametrize("kind", ["generate", "prefill"])
+async def test_a_cancel_on_the_heels_of_its_job_leaves_nothing_behind(kind: str) -> None:
+    """A task that is cancelled before its first step runs no `finally`: 17 of 3,452 soaked
+    requests whose clients left before the first token kept their seats and slots."""
+    async with small_fleet() as fleet:
+        role = Role.PREFILL if kind == "prefill" else Role.DECODE
+        fleet.worker("w1", role)
+        await fleet.ready()
+        worker = fleet.incarnation("w1")
+
+        async def job_then_cancel(number: int) -> None:
+            generation = a_generation(f"r{number}", prompt_ids=PROMPT)
+            job = (
+                GenerateJob(generation=generation)
+                if kind == "generate"
+                else PrefillJob(generation=generation, decode_worker=worker, link="shm")
+            )
+            cancel = Cancel(request_id=generation.request_id, attempt=1)
+            async with asyncio.timeout(5):
+                await asyncio.gather(
+                    fleet.bus.request(subjects.job(worker), job, JobAnswer, timeout_s=2.0),
+                    fleet.bus.request(subjects.cancel(worker), cancel, CancelDone, timeout_s=2.0),
+                )
+
+        for number in range(8):
+            await job_then_cancel(number)
+        await fleet.settled()
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,10 @@ class Pulled(Protocol):
         """
         ...
 
+    async def hold(self) -> None:
+        """Still in work: the time until it is delivered again begins anew."""
+        ...
+
     async def nak(self, delay_s: float) -> None:
         """Not now: deliver it again, to anyone, after `delay_s`."""
         ...

@@ -24,8 +24,9 @@ from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation, RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, Reserve, SlotRef, Ticket
 from diptych_kvlink.agreement import check_fingerprint, check_layout
-from diptych_kvlink.ledger import Over, State, Transfer, TransferLedger
+from diptych_kvlink.ledger import State, Transfer, TransferLedger
 from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, open_targets
+from diptych_kvlink.listing import held, over
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.port import CLOSED, LinkTarget
 from diptych_kvlink.slots import SlotPool
@@ -236,8 +237,8 @@ class IncomingTransfers:
     def transfers(self, now_s: float, *, ended: int = 0) -> list[KvTransfer]:
         """Every transfer whose slots are not free yet, and the `ended` last ones that are over."""
         return [
-            *(self._seen(transfer, now_s) for transfer in self._ledger),
-            *(_over(transfer_id, how) for transfer_id, how in self._ledger.ended(ended)),
+            *(held(transfer, now_s) for transfer in self._ledger),
+            *(over(transfer_id, how) for transfer_id, how in self._ledger.ended(ended)),
         ]
 
     def check(self) -> None:
@@ -337,19 +338,6 @@ class IncomingTransfers:
         transfer.n_bytes = sum(view.nbytes for view in views)
         return views
 
-    def _seen(self, transfer: Transfer, now_s: float) -> KvTransfer:
-        left_s = transfer.deadline_s - now_s if transfer.is_open else 0.0
-        return KvTransfer(
-            transfer_id=transfer.transfer_id,
-            state=transfer.state,
-            writer=transfer.writer or "",
-            link=transfer.link,
-            age_ms=round((now_s - transfer.opened_s) * 1000),
-            left_ms=round(left_s * 1000),
-            n_bytes=transfer.n_bytes,
-            reason=transfer.reason,
-        )
-
     def _is_idle(self, transfer: Transfer) -> bool:
         target = self._via[transfer.transfer_id]
         return all(target.is_idle(ref) for ref in self._refs[transfer.transfer_id])
@@ -403,14 +391,3 @@ def _invalidate(view: memoryview) -> bool:
     except BufferError:
         return False
     return True
-
-
-def _over(transfer_id: TransferId, over: Over) -> KvTransfer:
-    return KvTransfer(
-        transfer_id=transfer_id,
-        state=over.state,
-        writer=over.writer or "",
-        link=over.link,
-        n_bytes=over.n_bytes,
-        reason=over.reason,
-    )

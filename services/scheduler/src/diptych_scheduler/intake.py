@@ -1,7 +1,7 @@
 """Requests on their way from the stream into the ledger."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from diptych_bus.advisories import undelivered
@@ -38,6 +38,10 @@ class Recording(Protocol):
         """`pulled` is acknowledged once the request's record exists."""
         ...
 
+    def expected(self) -> Iterable[Pulled]:
+        """Those whose record does not exist yet."""
+        ...
+
 
 class Intake:
     """Acknowledges a request once its record exists (this scheduler's or another's).
@@ -65,6 +69,9 @@ class Intake:
         self._tell = tell
         self._recorded = recorded
         self._waiting: asyncio.Queue[tuple[ConsumerSpec, Pulled]] = asyncio.Queue(_WAITING)
+        self._held: dict[int, Pulled] = {}
+        """What waits here or is being handled, by when it came."""
+        self._taken = 0
 
     def take(self, pulled: Pulled) -> None:
         """A request was pulled."""
@@ -79,12 +86,27 @@ class Intake:
             self._waiting.put_nowait((source, pulled))
         except asyncio.QueueFull:
             log.warning("intake_full", stream=source.stream, seq=pulled.seq)
+        else:
+            self._taken += 1
+            self._held[self._taken] = pulled
 
     async def run(self) -> None:
         """Handle messages, in order, until cancelled."""
         while True:
             source, pulled = await self._waiting.get()
-            await self._settle(source, pulled)
+            try:
+                await self._settle(source, pulled)
+            finally:
+                del self._held[next(iter(self._held))]
+
+    async def hold(self) -> None:
+        """Say that everything taken here is in work; to be called well within the ack wait.
+
+        A scheduler without CPU is slow, not dead: its requests must not be handed out again and
+        again until the last delivery ends them. One that is frozen or dead says nothing.
+        """
+        for pulled in [*self._held.values(), *self._records.expected()]:
+            await pulled.hold()
 
     async def _settle(self, source: ConsumerSpec, pulled: Pulled) -> None:
         """Handle a message, and do with it what `bus.verdict` says of how that ended."""

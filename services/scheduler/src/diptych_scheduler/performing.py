@@ -121,6 +121,10 @@ class Performer:
         self._expected[request_id] = pulled
         self._contexts[request_id] = pulled.delivery.context
 
+    def expected(self) -> list[Pulled]:
+        """Messages whose record does not exist yet."""
+        return list(self._expected.values())
+
     def is_news(self, kept: Kept[RequestRecord]) -> bool:
         """Whether a watched record was written by someone else (or before this life).
 

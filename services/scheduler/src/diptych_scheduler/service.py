@@ -44,6 +44,8 @@ from diptych_telemetry import logger
 log = logger("scheduler")
 
 SERVICE = "scheduler"
+_HOLD_S = 0.5
+"""A quarter of the ack wait."""
 _QUEUE_S = 0.25
 """How often gateways hear how long the queue is."""
 
@@ -101,6 +103,7 @@ class Scheduler:
                 sweep = PromptSweep(self._bus)
                 working = [
                     tasks.create_task(intake.run()),
+                    tasks.create_task(every(_HOLD_S, intake.hold)),
                     tasks.create_task(self._tick()),
                     tasks.create_task(every(self._settings.sweep_s, sweep.look)),
                     tasks.create_task(every(_QUEUE_S, self._report_queue)),

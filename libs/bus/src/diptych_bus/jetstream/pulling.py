@@ -49,6 +49,10 @@ class PulledMessage:
         """Done: never deliver it again."""
         await self._connection.publish(self._reply, b"+ACK")
 
+    async def hold(self) -> None:
+        """Still in work: the time until it is delivered again begins anew."""
+        await self._connection.publish(self._reply, b"+WPI")
+
     async def nak(self, delay_s: float) -> None:
         """Not now: deliver it again, to anyone, after `delay_s`."""
         body = json.dumps({"delay": int(delay_s * NS)}).encode()

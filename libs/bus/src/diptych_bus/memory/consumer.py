@@ -47,6 +47,11 @@ class PulledMessage:
         if self._line.up and not self._consumer.loses_ack():
             self._consumer.ack(self.seq)
 
+    async def hold(self) -> None:
+        """Still in work: the time until it is delivered again begins anew."""
+        if self._line.up and not self._consumer.loses_ack():
+            self._consumer.hold(self.seq)
+
     async def nak(self, delay_s: float) -> None:
         """Not now: deliver it again, to anyone, after `delay_s`."""
         if self._line.up and not self._consumer.loses_ack():
@@ -110,6 +115,12 @@ class MemoryConsumer:
         newest_seq = self._stream.last_seq
         return Backlog(newest_seq, min(waiting, default=newest_seq + 1) - 1)
 
+    def hold(self, seq: int) -> None:
+        """Whoever has `seq` works on it."""
+        if timer := self._waiting.pop(seq, None):
+            timer.cancel()
+            self._wait(seq)
+
     def again(self, seq: int, delay_s: float) -> None:
         """Deliver `seq` again after `delay_s`, unless it was acknowledged or tried too often."""
         if seq not in self._deliveries:
@@ -161,10 +172,13 @@ class MemoryConsumer:
         else:
             self._last_seq = seq
         self._deliveries[seq] = self._deliveries.get(seq, 0) + 1
-        self._waiting[seq] = self._timers.after(self._spec.ack_wait_s, lambda: self._requeue(seq))
+        self._wait(seq)
         pulled = PulledMessage(self, message, member.line, deliveries=self._deliveries[seq])
         member.unheard += 1
         member.line.soon(self._hand, member, pulled)
+
+    def _wait(self, seq: int) -> None:
+        self._waiting[seq] = self._timers.after(self._spec.ack_wait_s, lambda: self._requeue(seq))
 
     def _hand(self, member: Member, pulled: PulledMessage) -> None:
         member.unheard = max(0, member.unheard - 1)
