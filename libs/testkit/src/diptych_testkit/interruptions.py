@@ -322,6 +322,9 @@ class CuttingPulled:
             await self._pulled.ack()
             self._bus.check(Call("ack", self._stream), after=True)
 
+    async def hold(self) -> None:
+        await self._bus.step(Call("hold", self._stream), self._pulled.hold)
+
     async def nak(self, delay_s: float) -> None:
         await self._bus.step(Call("nak", self._stream), lambda: self._pulled.nak(delay_s))
 
