@@ -94,8 +94,9 @@ async def test_a_poisonous_request_ends_and_its_neighbours_do_not_notice() -> No
             await asyncio.sleep(0.3)
         end = fleet.client.ends["poison"]
         assert (end.reason, end.cause) == (EndReason.FAILED, Cause.LOST_WORKERS)
-        assert end.detail.startswith("5 attempts were lost, the last one: ")
-        assert len(workers.deaths) == 5
+        lost = len(workers.deaths)
+        assert lost in (5, 6), "a newcomer of the other scheduler may once have been beside it"
+        assert end.detail.startswith(f"{lost} attempts were lost, the last one: ")
         served = [n for n in range(1, short + 1) if f"short{n}" in fleet.client.ends]
         assert served, "the others are served meanwhile"
         for name in long:
@@ -105,20 +106,21 @@ async def test_a_poisonous_request_ends_and_its_neighbours_do_not_notice() -> No
             assert (await fleet.client.ended(f"short{number}")).reason is EndReason.LENGTH
             assert fleet.client.delivered[f"short{number}"] == toy_answer(PROMPT, 16)
         await fleet.closed("poison")
-        await is_buried_once(fleet)
+        await is_buried_once(fleet, lost)
         assert counted(Cause.LOST_WORKERS) == before + 1
         await fleet.settled()
 
 
-async def is_buried_once(fleet: SmallFleet) -> None:
+async def is_buried_once(fleet: SmallFleet, lost: int) -> None:
     found = fleet.bus.all_stored(DEAD.name, subject=subjects.DEADS)
     (dead,) = [item.delivery.decode(DeadEntry) async for item in found]
     assert isinstance(dead, DeadRequest)
     assert dead.request is not None
     assert dead.request.prompt_ids == (*PROMPT, MAGIC)
-    assert (dead.lost_attempts, dead.tokens) == (5, 0)
-    assert [s.lost for s in dead.setbacks] == [True] * 5
-    assert [s.apart for s in dead.setbacks] == [False, False, False, True, True]
+    assert (dead.lost_attempts, dead.tokens) == (lost, 0)
+    assert [s.lost for s in dead.setbacks] == [True] * lost
+    assert not any(s.apart for s in dead.setbacks[:3])
+    assert [s.apart for s in dead.setbacks[-2:]] == [True, True]
     (died,) = await events(fleet.bus, "request_died")
     assert died["request_id"] == "poison"
-    assert len(died["workers"]) == 5
+    assert len(died["workers"]) == lost

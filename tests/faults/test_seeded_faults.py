@@ -4,11 +4,14 @@
 printed with the command that replays it.
 """
 
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from diptych_testkit.fault_plans import CASES, plan
 from diptych_testkit.fault_runs import run_case
@@ -16,6 +19,14 @@ from diptych_testkit.fault_runs import run_case
 SEEDS = int(os.environ.get("DIPTYCH_FAULT_SEEDS", "20"))
 BATCH = 20
 """Seeds per test: few enough to be over in seconds, many enough that tests do not cost more."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Log lines of twenty seeds would hide which one failed; a replay shows its own."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
 
 
 def batches() -> list[range]:

@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -210,6 +211,22 @@ async def test_a_scheduler_frozen_for_ten_seconds_does_no_harm(
     assert texts(await Load(client).answers()) == expected
     assert victim.readiness["status"] == 200
     await nothing_is_held(own_stack)
+
+
+async def test_a_frozen_scheduler_does_not_hoard_requests(tmp_path: Path) -> None:
+    """Some came to the frozen one four times in a row, 6 s late: a fifth time is the last."""
+    stack = LiveStack(tmp_path, engine="sim")
+    try:
+        await asyncio.to_thread(stack.start_all)
+        second = stack.start("scheduler")
+        await asyncio.to_thread(second.wait_ready)
+        async with clients(stack) as client, frozen(second):
+            await asyncio.sleep(1.5)
+            for number in range(12):
+                async with asyncio.timeout(1.5):
+                    await stream(client, f"Question {number}", asyncio.Event())
+    finally:
+        await asyncio.to_thread(stack.close)
 
 
 @pytest.mark.parametrize("service", ["decode-worker", "prefill-worker", "power-governor"])

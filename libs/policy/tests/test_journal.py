@@ -104,3 +104,17 @@ def test_any_duplication_gives_the_same_answer(seed: int) -> None:
     view = RequestView(REQUEST)
     delivered = [token for entry in storm for token in view.apply(entry).new_ids]
     assert delivered == view.token_ids == list(range(30))
+
+
+def test_an_end_without_a_number_does_not_wait_behind_one_with_a_gap(view: RequestView) -> None:
+    """A cancel once waited for a token that had died with its worker: the request never ended."""
+    view.apply(tokens(9, index=1))
+    assert view.apply(an_end(tokens=2)) == NOTHING
+    cancelled = an_end(EndReason.CANCELLED)
+    assert view.apply(cancelled) == Change(end=cancelled)
+
+
+def test_of_two_ends_with_a_gap_the_first_counts(view: RequestView) -> None:
+    view.apply(an_end(tokens=1))
+    view.apply(an_end(EndReason.LENGTH, tokens=1))
+    assert view.apply(tokens(7)).end == an_end(tokens=1)

@@ -121,3 +121,41 @@ def test_an_announced_silence_has_a_limit_and_outlives_a_freeze_of_the_bus() -> 
     run(liveness, 6, 9)
     assert run(liveness, 9, 15.9, ME) == []
     assert [loss.member for loss in run(liveness, 15.9, 16.5, ME)] == [PEER]
+
+
+def hiccup(liveness: Liveness, at_s: float, *, for_s: float, connected: bool = True) -> None:
+    """The observer's own beats are late for a moment, and those of others are not heard."""
+    for step in range(1, round(for_s * 10) + 1):
+        liveness.tick(now_s=at_s + step / 10, connected=connected)
+
+
+def test_a_hiccup_puts_off_a_death_by_no_more_than_it_took() -> None:
+    """On a busy machine each of many put it off by the grace: 3.2 s instead of 1.2."""
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    hiccup(liveness, 4.9, for_s=0.6)
+    assert not liveness.judging
+    (lost,) = run(liveness, 5.6, 7, ME)
+    assert isinstance(lost, MemberLost)
+    assert liveness.judging
+    assert 1.0 < lost.silent_s < 1.2
+
+
+def test_a_hiccup_with_a_loss_of_the_connection_needs_the_grace() -> None:
+    liveness = Liveness(ME)
+    run(liveness, 0, 5, ME, PEER)
+    hiccup(liveness, 4.9, for_s=0.3, connected=False)
+    assert run(liveness, 5.3, 8.2, ME) == []
+    assert [loss.member for loss in run(liveness, 8.2, 8.6, ME)] == [PEER]
+
+
+def test_nobody_is_lost_by_hiccups_and_absence_is_told_in_spite_of_them() -> None:
+    liveness = Liveness(ME)
+    absent = Incarnation("scheduler-dead")
+    run(liveness, 0, 2, ME, PEER)
+    start_s = 2.0
+    for _ in range(6):
+        hiccup(liveness, start_s - 0.1, for_s=0.5)
+        assert run(liveness, start_s + 0.5, start_s + 1.5, ME, PEER) == []
+        start_s += 1.5
+    assert liveness.absent(absent, now_s=start_s)

@@ -224,13 +224,13 @@ def test_others_are_served_while_it_is_tried_apart() -> None:
     assert len(world.ends) == 301
 
 
-def test_what_failed_is_buried_before_its_record_closes_and_erased_after() -> None:
+def test_what_failed_is_buried_then_erased_and_its_record_closed_last() -> None:
     world = World(0, workers=1)
     world.send(a_long_one(POISON, 10))
     for _ in range(200):
         world.step()
     closing = world.told[next(n for n, e in enumerate(world.told) if isinstance(e, Bury)) :]
-    assert [type(e) for e in closing] == [Bury, Announce, SaveRecord, Announce, EraseRequest]
+    assert [type(e) for e in closing] == [Bury, Announce, Announce, EraseRequest, SaveRecord]
     bury, died = closing[0], closing[1]
     assert isinstance(bury, Bury)
     assert isinstance(died, Announce)
@@ -469,8 +469,8 @@ def test_what_is_no_request_gets_a_record_and_an_end() -> None:
     effects = case.tell(RequestUnreadable(REQUEST, GATEWAY, 7, "expected a Request"))
     kinds = [type(e).__name__ for e in effects]
     assert kinds == [
-        *("CreateRecord", "PublishEnd", "Announce", "SaveRecord", "Announce"),
-        "EraseRequest",
+        *("CreateRecord", "PublishEnd", "Announce", "Announce", "EraseRequest"),
+        "SaveRecord",
     ]
     (end,) = (e.end for e in effects if isinstance(e, PublishEnd))
     assert (end.reason, end.cause) == (EndReason.FAILED, Cause.UNREADABLE)

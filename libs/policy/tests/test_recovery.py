@@ -8,6 +8,7 @@ from diptych_contracts.dead import Cause
 from diptych_contracts.fleet import Role
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import (
+    Cancel,
     GenerateJob,
     JobAccepted,
     JobAnswer,
@@ -20,9 +21,11 @@ from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import JournalPart
 from diptych_policy.lifecycle import (
+    AdoptionLost,
     AdoptRecord,
     Announce,
     AnswersAttended,
+    CancelUnheard,
     CancelWork,
     CreateRecord,
     Effect,
@@ -79,6 +82,10 @@ class Case:
     def lose(self, member: Incarnation) -> list[Effect]:
         self.fleet.lost(member)
         return self.tell(MemberWasLost(member))
+
+    def found(self, member: Incarnation) -> list[Effect]:
+        self.fleet.found(member)
+        return self.tell(MemberWasFound(member))
 
     def tell(self, event: Event) -> list[Effect]:
         effects = self.ledger.handle(event, now_s=self.now_s, unix_ms=round(self.now_s * 1000))
@@ -591,6 +598,148 @@ def test_an_adoption_told_twice_counts_once(case: Case) -> None:
     adopt(case, an_orphan(state=RecordState.QUEUED))
     again = RecordAdopted(an_orphan(owner=ME), a_request(), ())
     assert case.tell(again) == []
+
+
+def test_a_record_is_closed_last(running: Case) -> None:
+    effects = running.hear(an_end())
+    assert [type(effect) for effect in effects] == [Announce, EraseRequest, SaveRecord]
+    assert only(Announce, effects).first
+
+
+def test_an_adopter_names_the_revision_it_decided_on(case: Case) -> None:
+    case.tell(RecordSeen(an_orphan(), 5))
+    assert only(AdoptRecord, case.lose(OTHER)).revision == 5
+
+
+def test_the_loser_of_an_adoption_may_adopt_later(case: Case) -> None:
+    third = Incarnation("scheduler-third")
+    case.tell(RecordSeen(an_orphan(), 5))
+    only(AdoptRecord, case.lose(OTHER))
+    assert case.tell(AdoptionLost(an_orphan(owner=third, adoptions=1), 6)) == []
+    assert case.ledger.peers() == {third}
+    again = only(AdoptRecord, case.lose(third))
+    assert (again.record.adoptions, again.revision) == (2, 6)
+
+
+def test_an_adoption_lost_to_the_end_is_over(case: Case) -> None:
+    case.tell(RecordSeen(an_orphan(), 5))
+    case.lose(OTHER)
+    assert case.tell(AdoptionLost(an_orphan(state=RecordState.CLOSED), 6)) == []
+    assert case.ledger.peers() == set()
+    assert case.lose(OTHER) == []
+
+
+def test_what_the_watch_says_while_adopting_does_not_adopt_again(case: Case) -> None:
+    case.tell(RecordSeen(an_orphan(), 5))
+    adopted = only(AdoptRecord, case.lose(OTHER)).record
+    assert case.tell(RecordSeen(an_orphan(), 5)) == []
+    assert case.tell(RecordSeen(adopted, 6)) == []
+    assert case.lose(OTHER) == []
+
+
+def test_an_own_record_that_is_marked_while_it_is_closed_is_looked_at_again(running: Case) -> None:
+    running.hear(an_end())
+    marked = an_orphan(owner=ME, state=RecordState.CANCELLING)
+    again = only(AdoptRecord, running.tell(RecordSeen(marked, 9)))
+    assert (again.record, again.revision) == (marked, 9)
+    effects = running.tell(RecordAdopted(marked, None, (an_end(),)))
+    assert only(SaveRecord, effects).record.end == an_end()
+    assert none(PublishEnd, effects)
+
+
+def test_a_frozen_worker_is_told_to_stop_when_it_wakes(running: Case) -> None:
+    running.lose(D1)
+    cancel = Cancel(request_id=REQUEST, attempt=1)
+    assert running.found(D1) == [CancelWork(D1, cancel)]
+    assert running.found(D1) == []
+
+
+def test_a_cancel_that_was_cut_off_by_a_freeze_is_sent_again(running: Case) -> None:
+    cancel = Cancel(request_id=REQUEST, attempt=1)
+    assert running.tell(CancelUnheard(D1, cancel)) == []
+    assert running.found(D1) == [CancelWork(D1, cancel)]
+
+
+def test_a_worker_whose_registration_has_expired_is_not_waited_for(running: Case) -> None:
+    running.lose(D1)
+    running.fleet.unregister(D1)
+    running.wait(0.1)
+    assert running.found(D1) == []
+
+
+def test_a_mark_on_an_older_attempt_does_not_turn_the_attempt_back(running: Case) -> None:
+    """It once ended attempt 1 behind the fence of attempt 2: an end that never counted."""
+    stale = only(SaveRecord, running.lose(D1)).record
+    marked = msgspec.structs.replace(
+        stale, attempt=1, state=RecordState.CANCELLING, cancel_reason="left"
+    )
+    effects = running.tell(RecordSeen(marked))
+    assert only(SaveRecord, effects).record.attempt == 2
+    assert only(PublishEnd, effects).end.attempt == 2
+    fenced = effects.index(only(PublishFence, effects))
+    assert fenced < effects.index(only(PublishEnd, effects))
+
+
+def test_an_end_written_by_a_gateway_for_an_older_attempt_is_said_again(running: Case) -> None:
+    stale = only(SaveRecord, running.lose(D1)).record
+    end = an_end(EndReason.EXPIRED)
+    marked = msgspec.structs.replace(stale, attempt=1, state=RecordState.ENDING, end=end)
+    effects = running.tell(RecordSeen(marked))
+    said = only(PublishEnd, effects).end
+    assert (said.attempt, said.reason) == (2, EndReason.EXPIRED)
+
+
+def test_an_end_is_repeated_behind_its_fence(running: Case) -> None:
+    running.lose(D1)
+    running.ledger.handle(Ticked(), now_s=0.0, unix_ms=3_600_000)
+    effects = running.wait(2.1)
+    assert [type(effect) for effect in effects] == [PublishFence, PublishEnd]
+
+
+def test_an_own_write_that_the_watch_shows_late_changes_nothing(running: Case) -> None:
+    assert running.tell(RecordSeen(an_orphan(owner=ME), 4)) == []
+    assert running.ledger.current(REQUEST, 1)
+
+
+def test_a_mark_on_anothers_record_is_anothers_business(running: Case) -> None:
+    marked = an_orphan(state=RecordState.CANCELLING, attempt=3)
+    assert running.tell(RecordSeen(marked, 9)) == []
+    assert REQUEST not in running.ledger
+    assert OTHER in running.ledger.peers()
+
+
+def test_a_fence_of_another_owner_makes_the_ledger_forget(running: Case) -> None:
+    assert running.hear(fence(2)) == []
+    assert REQUEST not in running.ledger
+
+
+def test_recovery_with_a_hole_fails_and_says_why(case: Case) -> None:
+    case.join(D1)
+    record = an_orphan()
+    case.tell(RecordSeen(record))
+    adopted = only(AdoptRecord, case.lose(OTHER)).record
+    parts = (tokens(9, index=7),)
+    effects = case.tell(RecordAdopted(adopted, a_request(), parts, whole=False))
+    end = only(PublishEnd, effects).end
+    assert (end.reason, end.detail) == (
+        EndReason.FAILED,
+        "the journal holds only a part of its answer",
+    )
+    assert none(SendJob, effects)
+
+
+def test_a_hole_does_not_matter_to_what_is_ending_anyhow(case: Case) -> None:
+    adopted = an_orphan(owner=ME, state=RecordState.CANCELLING)
+    effects = case.tell(RecordAdopted(adopted, a_request(), (), whole=False))
+    assert only(PublishEnd, effects).end.reason is EndReason.CANCELLED
+
+
+def test_an_adopter_of_a_complete_answer_generates_nothing(case: Case) -> None:
+    """It once went on: the answer got a token more than was asked for."""
+    case.join(D1)
+    queued = an_orphan(state=RecordState.QUEUED, attempt=2)
+    end = only(PublishEnd, adopt(case, queued, tokens(*range(16)), fence(2))).end
+    assert (end.reason, end.tokens) == (EndReason.LENGTH, 16)
 
 
 def test_pulling_stops_when_the_queue_is_full() -> None:

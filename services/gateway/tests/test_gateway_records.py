@@ -74,6 +74,7 @@ async def test_a_request_without_a_record_gets_one_that_cancels_it(bus: Any) -> 
         records.cancel(REQUEST, "why")
         assert await records.settled(2)
     found = await kept(bus)
+    assert bus._broker.bucket(REQUEST_RECORDS).values[RID].expiry is not None
     assert (found.state, found.owner) == (RecordState.CANCELLING, GATEWAY)
     assert found.deadline_unix_ms == 1000 + 3_600_000
 

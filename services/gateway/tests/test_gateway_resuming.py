@@ -9,15 +9,16 @@ import msgspec
 import pytest
 
 from diptych_contracts import subjects
-from diptych_contracts.ids import Incarnation
-from diptych_contracts.journal import EndReason
+from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import EndReason, Fence
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.responses import Attended, StoredResponse
-from diptych_contracts.streams import REQUEST_RECORDS, RESPONSES
+from diptych_contracts.streams import REQUEST_RECORDS, RESPONSES, TOKENS
 from diptych_gateway import resuming
 
 TEXT = "Hello world and all the rest of it"
 OTHER = "gateway-00000000cccc"
+AN_ENTRY = Fence(request_id=RequestId("another"), attempt=2)
 
 
 class Story:
@@ -224,3 +225,67 @@ async def test_a_client_is_told_in_time_that_nobody_serves_the_model(run_stack: 
         )
         answer: httpx.Response = await stack.client.get(path, params={"stream": "true"})
         assert answer.status_code == 404
+
+
+async def forget_the_beginning(stack: Any) -> None:
+    """What a full journal, or an aged one, does."""
+    tokens = stack.broker.streams[TOKENS.name]
+    tokens.erase(tokens.first_seq)
+
+
+@pytest.mark.parametrize("params", [{"stream": "true"}, {"stream": "true", "starting_after": "6"}])
+async def test_a_running_answer_whose_beginning_is_gone_is_refused(
+    run_stack: Any, params: dict[str, str]
+) -> None:
+    """It once hung: what follows a hole can never be shown."""
+    story = Story()
+    async with run_stack(story) as stack:
+        path, _, _ = await first_half(stack, 6)
+        request = stack.fleet.requests[0]
+        running = RequestRecord(
+            request_id=request.request_id,
+            owner=Incarnation("s"),
+            gateway=request.gateway,
+            state=RecordState.ROUTED,
+        )
+        records = stack.fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        await records.put(request.request_id, running)
+        await forget_the_beginning(stack)
+        async with stack.another(OTHER) as client:
+            answer = await client.get(path, params=params)
+            assert answer.status_code == 410
+            assert "the resume window has passed" in answer.json()["error"]["message"]
+        story.going_on.set()
+
+
+async def test_an_old_answer_whose_record_has_expired_too_is_gone(run_stack: Any) -> None:
+    async with run_stack(Story()) as stack:
+        path, _, _ = await first_half(stack, 6)
+        await forget_the_beginning(stack)
+        async with stack.another(OTHER) as client:
+            for params in ({}, {"stream": "true"}):
+                assert (await client.get(path, params=params)).status_code == 410
+
+
+async def test_a_record_says_exactly_where_its_answer_begins(run_stack: Any) -> None:
+    """Older entries of others may be gone: that is no hole in this answer."""
+    story = Story()
+    async with run_stack(story) as stack:
+        await stack.fleet.bus.record(Incarnation("elsewhere"), AN_ENTRY, timeout_s=1)
+        path, _, _ = await first_half(stack, 6)
+        request = stack.fleet.requests[0]
+        running = RequestRecord(
+            request_id=request.request_id,
+            owner=Incarnation("s"),
+            gateway=request.gateway,
+            state=RecordState.ROUTED,
+            journal_seq=1,
+        )
+        records = stack.fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        await records.put(request.request_id, running)
+        await forget_the_beginning(stack)
+        async with stack.another(OTHER) as client:
+            coming = asyncio.create_task(stack.read(path, client=client))
+            await asyncio.sleep(0.1)
+            story.going_on.set()
+            assert joined(await coming) == TEXT

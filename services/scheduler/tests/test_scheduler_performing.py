@@ -16,6 +16,8 @@ from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import EVENTS, REQUEST_RECORDS, REQUESTS
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
+    AdoptionLost,
+    AdoptRecord,
     Announce,
     CreateRecord,
     Effect,
@@ -43,6 +45,8 @@ def record(state: RecordState) -> RequestRecord:
 
 class Desk:
     """A performer, and everything it tells."""
+
+    me = ME
 
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
         self.bus = bus
@@ -75,7 +79,7 @@ class Desk:
 
     def watched(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Kept) and self.performer.is_news(change):
-            self.tell(RecordSeen(change.value))
+            self.tell(RecordSeen(change.value, change.revision))
 
 
 @asynccontextmanager
@@ -92,9 +96,9 @@ async def a_desk() -> AsyncIterator[Desk]:
 def closing() -> tuple[Effect, ...]:
     ended = RequestEnded(request_id=REQUEST, end=END)
     return (
-        SaveRecord(record(RecordState.CLOSED)),
-        Announce(REQUEST, ended, f"{REQUEST}.end"),
+        Announce(REQUEST, ended, f"{REQUEST}.end", first=True),
         EraseRequest(REQUEST, 1),
+        SaveRecord(record(RecordState.CLOSED)),
     )
 
 
@@ -118,9 +122,9 @@ async def test_work_that_was_given_up_meanwhile_is_not_saved() -> None:
     async with a_desk() as desk:
         await desk.perform(CreateRecord(record(RecordState.QUEUED)))
         mark = record(RecordState.CANCELLING)
-        await desk.records.put(REQUEST, mark)
+        revision = await desk.records.put(REQUEST, mark)
         await desk.perform(SaveRecord(record(RecordState.ROUTED)), EraseRequest(REQUEST, 1))
-        assert desk.told[-1] == RecordSeen(mark)
+        assert desk.told[-1] == RecordSeen(mark, revision)
         assert await desk.bus.stored(REQUESTS.name, 1) is not None, "its orders are dropped"
 
 
@@ -140,7 +144,36 @@ async def test_nothing_is_remembered_of_a_closed_request_whichever_word_comes_fi
 
 async def test_nothing_is_remembered_of_a_request_that_comes_again_after_its_end() -> None:
     async with a_desk() as desk:
-        await desk.records.put(REQUEST, record(RecordState.CLOSED))
+        revision = await desk.records.put(REQUEST, record(RecordState.CLOSED))
         await desk.perform(CreateRecord(record(RecordState.QUEUED)))
-        assert desk.told[-1] == RecordSeen(record(RecordState.CLOSED))
+        assert desk.told[-1] == RecordSeen(record(RecordState.CLOSED), revision)
         assert desk.remembered == 0
+
+
+async def test_what_was_decided_before_another_owner_was_known_loses_its_swap() -> None:
+    """A scheduler that slept once overwrote its adopter: it took over the revision it had seen."""
+    async with a_desk() as desk:
+        await desk.perform(CreateRecord(record(RecordState.QUEUED)))
+        adopted = msgspec.structs.replace(record(RecordState.QUEUED), owner=Incarnation("s2-1"))
+        revision = await desk.records.put(REQUEST, adopted)
+        desk.watched(Kept(REQUEST, adopted, revision))
+        await desk.perform(SaveRecord(record(RecordState.ROUTED)))
+        kept = await desk.records.get(REQUEST)
+        assert kept is not None
+        assert kept.value == adopted
+        assert desk.told[-1] == RecordSeen(adopted, revision)
+
+
+async def test_an_adoption_names_the_revision_it_was_decided_on() -> None:
+    async with a_desk() as desk:
+        theirs = msgspec.structs.replace(record(RecordState.QUEUED), owner=Incarnation("s2-1"))
+        seen = await desk.records.put(REQUEST, theirs)
+        moved = msgspec.structs.replace(theirs, attempt=2)
+        revision = await desk.records.put(REQUEST, moved)
+        desk.watched(Kept(REQUEST, moved, revision))
+        await desk.perform(AdoptRecord(record(RecordState.QUEUED), seen))
+        assert desk.told[-1] == AdoptionLost(moved, revision)
+        kept = await desk.records.get(REQUEST)
+        assert kept is not None
+        assert kept.value == moved
+        assert desk.remembered <= 1

@@ -64,6 +64,19 @@ class JournalItem:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """The stretch of a stream that is still there; all before it has aged or made room."""
+
+    first_seq: int
+    """One beyond `last_seq` if nothing is there."""
+    last_seq: int
+
+    def covers(self, after_seq: int) -> bool:
+        """Whether all that was stored after `after_seq` is there."""
+        return self.first_seq <= after_seq + 1
+
+
+@dataclass(frozen=True, slots=True)
 class StoredItem:
     """One message of a stream at its place."""
 
@@ -192,10 +205,17 @@ class Journal(Protocol):
         """Sequence of the newest entry of this gateway's journal; 0 if there is none."""
         ...
 
+    async def span(self) -> Span:
+        """What is left of all gateways' journals: they are one stream."""
+        ...
+
     def read(
         self, gateway: Incarnation, *, after_seq: int, until_seq: int | None = None
     ) -> AsyncIterator[JournalItem]:
-        """The entries with `after_seq` < sequence ≤ `until_seq` (or up to now), in order."""
+        """The entries with `after_seq` < sequence ≤ `until_seq` (or up to now), in order.
+
+        Those that are there: ask `span` afterwards whether any are missing.
+        """
         ...
 
     async def follow(

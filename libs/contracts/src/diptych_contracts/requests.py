@@ -173,7 +173,8 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     request_seq: int = 0
     """Where stream `REQUESTS` holds the request."""
     journal_seq: int = 0
-    """The journal's last sequence before the first job: recovery reads from the next one."""
+    """The last sequence of stream `TOKENS` before the first job: recovery reads from the next one,
+    and knows by it whether the beginning is still there."""
     journal_end_seq: int = 0
     """Where the journal holds its end, once it is closed: a late reader reads no further."""
     head: AnswerHead | None = None

@@ -74,6 +74,10 @@ class Fleet:
         self._workers.pop(worker, None)
         self.blocks.forget(worker)
 
+    def registered(self, worker: Incarnation) -> bool:
+        """Whether it offers its work; it may be silent for a while."""
+        return worker in self._workers
+
     def found(self, member: Incarnation) -> None:
         """A member beats."""
         self._alive.add(member)

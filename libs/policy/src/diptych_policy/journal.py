@@ -6,7 +6,8 @@ Rules, in stream order:
 2. The answer is the contiguous run of tokens; one that comes early waits for the gap to close, a
    repeated one is dropped. A fence discards what still waits.
 3. The first `End` of the current attempt ends the request. One that names its number of tokens
-   waits until they are there. After the end nothing counts.
+   waits until they are there; if one that names none comes meanwhile (a cancel, an expiry), that
+   is the end: a token lost for good must not keep a request open. After the end nothing counts.
 """
 
 from collections.abc import Iterator
@@ -69,11 +70,6 @@ class RequestView:
         """Whether the current attempt has added a token."""
         return len(self.token_ids) > self.attempt_start
 
-    @property
-    def has_gap(self) -> bool:
-        """Whether tokens wait for earlier ones."""
-        return bool(self._early)
-
     def apply(self, part: JournalPart) -> Change:
         """Fold one part of the journal in; parts of other requests must not come here."""
         if self.end is not None:
@@ -85,7 +81,8 @@ class RequestView:
                 self._early.setdefault(part.index, part)
                 return self._drain()
             case End(attempt=attempt) if attempt == self.attempt:
-                self._early_end = self._early_end or part
+                if self._early_end is None or part.tokens is None:
+                    self._early_end = part
                 return self._drain()
             case _:
                 return NOTHING

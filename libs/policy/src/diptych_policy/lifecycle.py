@@ -25,7 +25,7 @@ class RequestArrived:
     request: Request
     request_seq: int
     journal_seq: int
-    """Newest sequence of its gateway's journal: none of its own entries is older."""
+    """Newest sequence of the journals' stream: all of its own entries are newer."""
     deliveries: int = 1
     """How often it has been pulled, this time included."""
     stored_unix_ms: int = 0
@@ -54,6 +54,7 @@ class RecordSeen:
     """The bucket holds this record: written by another, or found when a swap was lost."""
 
     record: RequestRecord
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,16 @@ class RecordAdopted:
     parts: tuple[JournalPart, ...]
     until_seq: int = 0
     """How far that was read."""
+    whole: bool = True
+    """Whether the journal still holds all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptionLost:
+    """A record to be adopted has moved on: this is what stands there."""
+
+    record: RequestRecord
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,14 @@ class JobAnswered:
     attempt: int
     worker: Incarnation
     answer: JobAnswer | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelUnheard:
+    """A worker was lost before it acknowledged a cancel."""
+
+    worker: Incarnation
+    cancel: Cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +145,10 @@ Event = (
     | RecordSeen
     | RecordGone
     | RecordAdopted
+    | AdoptionLost
     | Journalled
     | JobAnswered
+    | CancelUnheard
     | Ticked
     | MemberWasLost
     | MemberWasFound
@@ -153,9 +174,13 @@ class SaveRecord:
 
 @dataclass(frozen=True, slots=True)
 class AdoptRecord:
-    """Compare-and-swap a dead owner's record to this scheduler; then `RecordAdopted`."""
+    """Compare-and-swap a dead owner's record to this scheduler; then `RecordAdopted`.
+
+    Lost, it gives `AdoptionLost`: `revision` is the one that the decision was made on.
+    """
 
     record: RequestRecord
+    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +195,7 @@ class SendJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelWork:
-    """Tell a worker to stop, until it acknowledges or is dead."""
+    """Tell a worker to stop, until it acknowledges; `CancelUnheard` if it is lost before."""
 
     worker: Incarnation
     cancel: Cancel
@@ -217,6 +242,8 @@ class Announce:
     request_id: RequestId
     event: LifeCycleEvent
     msg_id: str
+    first: bool = False
+    """Whether what follows waits until it is stored."""
 
 
 Effect = (

@@ -1,6 +1,7 @@
 """The live requests of one scheduler, and the steps that its rules (`recovery`) are made of."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
 
@@ -46,6 +47,7 @@ from diptych_policy.suspicion import (
     suspected,
     with_setback,
 )
+from diptych_policy.unheard import UnheardCancels
 
 
 class LiveRequests:
@@ -55,6 +57,7 @@ class LiveRequests:
         self._fleet = fleet
         self._placer = Placer(fleet)
         self._limits = limits
+        self._unheard = UnheardCancels()
         self._live: dict[RequestId, LiveRequest] = {}
         self._arrivals = 0
         self._now_s = 0.0
@@ -132,6 +135,17 @@ class LiveRequests:
         )
         self._live[request.request_id] = live
         return live
+
+    def _found(self, member: Incarnation) -> list[Effect]:
+        self._may_place = True
+        for live in self._live.values():
+            if live.request.gateway == member:  # it was only frozen, and knows its readers
+                live.attendance.read()
+        return [CancelWork(member, cancel) for cancel in self._unheard.take(member)]
+
+    def _attended(self, request_ids: Iterable[RequestId]) -> None:
+        for request_id in self._live.keys() & set(request_ids):
+            self._live[request_id].attendance.read_elsewhere(now_s=self._now_s)
 
     def _queue(self, live: LiveRequest) -> None:
         live.to(Stage.QUEUED, now_s=self._now_s)
@@ -214,11 +228,13 @@ class LiveRequests:
         record = live.record
         if record.assignment is None:
             return []
-        return [
-            CancelWork(worker, live.cancel())
-            for worker in record.assignment.workers
-            if self._fleet.alive(worker)
-        ]
+        effects: list[Effect] = []
+        for worker in record.assignment.workers:
+            if self._fleet.alive(worker):
+                effects.append(CancelWork(worker, live.cancel()))
+            elif self._fleet.registered(worker):
+                self._unheard.note(worker, live.cancel())
+        return effects
 
     def _end(
         self, live: LiveRequest, reason: EndReason, detail: str, cause: Cause | None = None
@@ -232,7 +248,14 @@ class LiveRequests:
         live.end = end
         live.record = msgspec.structs.replace(live.record, state=RecordState.ENDING, end=end)
         live.to(Stage.ENDING, now_s=self._now_s)
-        return [SaveRecord(live.record), *cancels, PublishEnd(live.record.gateway, end)]
+        return [SaveRecord(live.record), *cancels, *self._tell_end(live, end)]
+
+    def _tell_end(self, live: LiveRequest, end: End) -> list[Effect]:
+        """Publish `end`, behind its attempt's fence if that has not been read back."""
+        gateway = live.record.gateway
+        unfenced = live.view.attempt < live.record.attempt
+        fence: list[Effect] = [PublishFence(gateway, live.fence())] if unfenced else []
+        return [*fence, PublishEnd(gateway, end)]
 
     def _close(self, live: LiveRequest, end: End, end_seq: int) -> list[Effect]:
         self._forget(live)
@@ -243,18 +266,22 @@ class LiveRequests:
     def _closed(
         self, record: RequestRecord, end: End, *, request: Request | None, tokens: int = 0
     ) -> list[Effect]:
-        """Bury what failed, close the record, say so, and only then erase the request."""
+        """The last steps: a closed record means that nothing is left to do.
+
+        What failed is buried, and only then erased; whoever finds it erased need not bury it.
+        """
         effects: list[Effect] = []
-        if is_dead(record, end, self._limits):
+        erased = request is None and end.cause not in (Cause.UNREADABLE, Cause.MISSING)
+        if is_dead(record, end, self._limits) and not erased:
             effects = buried(record, end, request=request, tokens=tokens, unix_ms=self._unix_ms)
         request_id = record.request_id
         prompt = unneeded_prompt(request, end) if request is not None else ""
-        closed = msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)
+        ended = RequestEnded(request_id=request_id, end=end)
         return [
             *effects,
-            SaveRecord(closed),
-            Announce(request_id, RequestEnded(request_id=request_id, end=end), f"{request_id}.end"),
+            Announce(request_id, ended, f"{request_id}.end", first=True),
             EraseRequest(request_id, record.request_seq, prompt),
+            SaveRecord(msgspec.structs.replace(record, state=RecordState.CLOSED, end=end)),
         ]
 
     def _forget(self, live: LiveRequest) -> list[Effect]:

@@ -6,7 +6,10 @@ would look dead at once and every request would be prefilled again. So:
 
 - while the own beat is stale, or a tick came late, judging is suspended: nobody is lost, and
   `judged_s` (the clock that deadlines use) stands still;
-- when it resumes, every member's silence restarts from zero with a grace on top.
+- when it resumes, every member's silence restarts from zero with a grace on top: others may need
+  longer to come back to the bus;
+- unless it was a hiccup, short and without a loss of the connection, as a busy machine has many:
+  then silence only stands still meanwhile, or each would put off every death by the grace.
 
 A member may say that its next beat will take longer, and is believed within a limit. One that was
 lost and beats again was frozen, or was never dead: `MemberFound` says that it `returned`.
@@ -38,6 +41,16 @@ class MemberLost:
 _REMEMBERED = 1024
 
 
+@dataclass(slots=True)
+class _Suspension:
+    """Judging does not go on."""
+
+    since_s: float
+    judging_since_s: float
+    cut: bool = False
+    """Whether the connection to the bus was lost."""
+
+
 class Liveness:
     """Turns beats and ticks into `MemberFound` and `MemberLost`.
 
@@ -46,6 +59,7 @@ class Liveness:
         silence_s: Silence after which a member is lost; beats come every 0.1 s.
         own_fresh_s: How old the observer's own beat may be.
         grace_s: Added to every member's patience after judging was suspended.
+        hiccup_s: The longest suspension that needs no grace.
         max_patience_s: The longest silence that a member may announce.
     """
 
@@ -56,12 +70,14 @@ class Liveness:
         silence_s: float = 1.0,
         own_fresh_s: float = 0.3,
         grace_s: float = 2.0,
+        hiccup_s: float = 0.5,
         max_patience_s: float = 30.0,
     ) -> None:
         self._me = me
         self._silence_s = silence_s
         self._own_fresh_s = own_fresh_s
         self._grace_s = grace_s
+        self._hiccup_s = hiccup_s
         self._max_patience_s = max_patience_s
         self._own_seen_s: float | None = None
         self._patient_from_s: dict[Incarnation, float] = {}
@@ -71,6 +87,7 @@ class Liveness:
         """Members that were lost, the last of them."""
         self._left_s: dict[Incarnation, float] = {}
         self._judging_since_s: float | None = None
+        self._suspension: _Suspension | None = None
         self._last_tick_s: float | None = None
         self.judged_s = 0.0
 
@@ -139,13 +156,18 @@ class Liveness:
             del self._left_s[member]
         return gone
 
-    def tick(self, *, now_s: float) -> list[MemberLost]:
-        """Time has passed; call at least every `own_fresh_s`."""
+    def tick(self, *, now_s: float, connected: bool = True) -> list[MemberLost]:
+        """Time has passed; call at least every `own_fresh_s`.
+
+        Args:
+            now_s: The observer's clock.
+            connected: Whether the observer's own connection to the bus stands.
+        """
         last_s, self._last_tick_s = self._last_tick_s, now_s
         own_fresh = self._own_seen_s is not None and now_s - self._own_seen_s <= self._own_fresh_s
         slept = last_s is not None and now_s - last_s > 2 * self._own_fresh_s
-        if not own_fresh or slept:
-            self._judging_since_s = None
+        if not own_fresh or slept or not connected:
+            self._suspend(now_s if last_s is None else last_s, cut=not connected)
             return []
         if self._judging_since_s is None:
             self._resume(now_s)
@@ -153,11 +175,25 @@ class Liveness:
             self.judged_s += now_s - last_s
         return self._lost(now_s)
 
+    def _suspend(self, since_s: float, *, cut: bool) -> None:
+        if self._judging_since_s is not None:
+            self._suspension = _Suspension(since_s, self._judging_since_s)
+            self._judging_since_s = None
+        if self._suspension is not None:
+            self._suspension.cut |= cut
+
     def _resume(self, now_s: float) -> None:
-        self._judging_since_s = now_s
-        for member in self._patient_from_s:
-            patient_from_s = self._patient_from_s[member]
-            self._patient_from_s[member] = max(patient_from_s, now_s + self._grace_s)
+        suspension, self._suspension = self._suspension, None
+        if suspension is None or suspension.cut or now_s - suspension.since_s > self._hiccup_s:
+            self._judging_since_s = now_s
+            for member, patient_from_s in self._patient_from_s.items():
+                self._patient_from_s[member] = max(patient_from_s, now_s + self._grace_s)
+            return
+        stood_s = now_s - suspension.since_s
+        self._judging_since_s = suspension.judging_since_s + stood_s
+        for member, patient_from_s in self._patient_from_s.items():
+            shifted_s = min(patient_from_s + stood_s, now_s)
+            self._patient_from_s[member] = max(patient_from_s, shifted_s)
 
     def _lost(self, now_s: float) -> list[MemberLost]:
         lost = [

@@ -1,9 +1,9 @@
 """Which long prompts nobody needs any more: a crash left them between two steps.
 
-A prompt is stored before its request and deleted after its record is closed:
+A prompt is stored before its request and deleted just before its record is closed:
 
-    object stored ─▶ request stored ─▶ record created ─▶ record closed ─▶ object deleted
-                 a gateway dies here                  a scheduler dies here
+    object stored ─▶ request stored ─▶ record created ─▶ request erased ─▶ object deleted ─▶ closed
+                 a gateway dies here                 a scheduler dies here
 
 - Its record is closed: nobody needs it, unless the request failed. Then it stays as long as the
   record, so that whoever looks into that can try the request again.

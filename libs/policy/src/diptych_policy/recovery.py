@@ -15,8 +15,9 @@ Rules:
   read back are the tokens before it the prefix, and only then does a job go out.
 - The first `End` of the newest attempt in the journal's order is the end, whoever wrote it.
 - A refusal or a failed hand-off is not a lost attempt; the death or silence of a worker is. Five
-  lost ones end the request: a poisonous one must not walk through the fleet (`suspicion`). What
-  failed is buried before its record is closed, and erased after.
+  lost ones end the request: a poisonous one must not walk through the fleet (`suspicion`).
+- A record is closed last: what failed is buried, the terminal event stored and the request erased
+  before. Whoever adopts one that is still open does all of that again, with the same ids.
 - Deadlines use `now_s`, the judge's clock, which stands still while the bus is away; the total
   deadline uses the bus's wall time, since schedulers' own clocks differ.
 """
@@ -31,14 +32,14 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import JobRefused, RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Started
 from diptych_contracts.requests import RecordState, RequestRecord
-from diptych_policy.adoption import ForeignRecords
 from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
 from diptych_policy.fleet import Fleet
-from diptych_policy.journal import Change, JournalPart
+from diptych_policy.journal import Change, JournalPart, RequestView
 from diptych_policy.lifecycle import (
-    AdoptRecord,
+    AdoptionLost,
     Announce,
     AnswersAttended,
+    CancelUnheard,
     CreateRecord,
     Effect,
     Event,
@@ -59,17 +60,14 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.limits import Limits
 from diptych_policy.live_request import LiveRequest, Stage
-from diptych_policy.live_requests import LiveRequests
-from diptych_policy.suspicion import suspected
+from diptych_policy.record_news import RecordNews
 
 
-class Ledger(LiveRequests):
+class Ledger(RecordNews):
     """All live requests of one scheduler. `handle` is the only way in."""
 
     def __init__(self, me: Incarnation, fleet: Fleet, limits: Limits | None = None) -> None:
-        super().__init__(fleet, limits or Limits())
-        self._me = me
-        self._foreign = ForeignRecords(me)
+        super().__init__(me, fleet, limits or Limits())
         self.log: deque[Event] = deque(maxlen=256)
 
     def peers(self) -> set[Incarnation]:
@@ -86,20 +84,19 @@ class Ledger(LiveRequests):
                 effects = self._pulled(event)
             case RecordCreated(request_id):
                 effects = self._created(request_id)
-            case RecordSeen(record):
-                effects = self._seen(record)
-            case RecordGone(request_id):
-                effects = self._gone(request_id)
+            case RecordSeen() | AdoptionLost() | RecordGone():
+                effects = self._heard_of_record(event)
             case RecordAdopted():
                 effects = self._adopted(event)
             case Journalled():
                 effects = self._journalled(event)
             case JobAnswered():
                 effects = self._answered(event)
-            case MemberWasLost() | MemberWasFound() | AnswersAttended():
+            case MemberWasLost() | MemberWasFound() | AnswersAttended() | CancelUnheard():
                 effects = self._heard_of_members(event)
             case Ticked():
                 self._may_place = True
+                self._unheard.keep_registered(self._fleet)
                 effects = [e for live in list(self._live.values()) for e in self._due(live)]
         return effects + self._place()
 
@@ -153,70 +150,18 @@ class Ledger(LiveRequests):
         event = RequestQueued(request_id=request_id, scheduler=self._me)
         return [Announce(request_id, event, f"{request_id}.queued")]
 
-    def _seen(self, record: RequestRecord) -> list[Effect]:
-        live = self._live.get(record.request_id)
-        if live is None:
-            self._note_foreign(record)
-            return []
-        if record.state is RecordState.CLOSED:
-            return self._forget(live)
-        if live.stage is Stage.ENDING:
-            return []
-        mine = record.owner == self._me
-        if record.state is RecordState.CANCELLING and (mine or record.request_seq == 0):
-            if mine:  # else a gateway wrote it that did not know whether it was accepted
-                seq = live.record.request_seq
-                live.record = msgspec.structs.replace(record, request_seq=seq)
-            return self._end(live, EndReason.CANCELLED, record.cancel_reason or "cancelled")
-        if not mine:
-            forgotten = self._forget(live)
-            self._note_foreign(record)
-            return forgotten
-        if record.state is RecordState.ENDING:
-            live.record = record
-            live.end = record.end
-            self._release(live)
-            live.to(Stage.ENDING, now_s=self._now_s)
-            return self._cancel_work(live)
-        return []
-
-    def _note_foreign(self, record: RequestRecord) -> None:
-        """Another scheduler's request: where it runs apart, none of ours does."""
-        self._foreign.note(record)
-        routed = record.assignment if record.state is RecordState.ROUTED else None
-        workers = routed.workers if routed is not None and routed.apart else ()
-        self._fleet.keep_for(record.request_id, workers)
-        if record.state is RecordState.QUEUED and suspected(record, self._limits):
-            self._waiting_elsewhere.add(record.request_id)
-        else:
-            self._waiting_elsewhere.discard(record.request_id)
-        for live in self._live.values() if workers else ():
-            live.shared = live.shared or not live.booked.keys().isdisjoint(workers)
-
-    def _forget_foreign(self, request_id: RequestId) -> None:
-        self._foreign.forget(request_id)
-        self._fleet.keep_for(request_id, ())
-        self._waiting_elsewhere.discard(request_id)
-
-    def _gone(self, request_id: RequestId) -> list[Effect]:
-        self._forget_foreign(request_id)
-        live = self._live.get(request_id)
-        return self._forget(live) if live is not None else []
-
     def _heard_of_members(
-        self, event: MemberWasLost | MemberWasFound | AnswersAttended
+        self, event: MemberWasLost | MemberWasFound | AnswersAttended | CancelUnheard
     ) -> list[Effect]:
         match event:
             case MemberWasLost(member):
                 return self._lost(member)
-            case MemberWasFound(member):  # a gateway that was only frozen knows its readers
-                self._may_place = True
-                for live in self._live.values():
-                    if live.request.gateway == member:
-                        live.attendance.read()
+            case MemberWasFound(member):
+                return self._found(member)
+            case CancelUnheard(worker, cancel):
+                self._unheard.note(worker, cancel)
             case AnswersAttended(request_ids):
-                for request_id in self._live.keys() & set(request_ids):
-                    self._live[request_id].attendance.read_elsewhere(now_s=self._now_s)
+                self._attended(request_ids)
         return []
 
     def _lost(self, member: Incarnation) -> list[Effect]:
@@ -227,13 +172,19 @@ class Ledger(LiveRequests):
                 effects += self._due(live)
             elif live.stage is Stage.ROUTED and live.needs(member):
                 effects += self._lose(live, f"{member} is gone", member)
-        return effects + [AdoptRecord(record) for record in self._foreign.take_from(member)]
+        return effects + self._foreign.take_from(member)
 
     def _adopted(self, event: RecordAdopted) -> list[Effect]:
         record, request = event.record, event.request
         self._forget_foreign(record.request_id)
         if record.request_id in self._live:
             return []
+        view = RequestView(record.request_id)
+        for part in event.parts:
+            view.apply(part)
+        if view.end is not None:
+            record = msgspec.structs.replace(record, journal_end_seq=event.until_seq)
+            return self._closed(record, view.end, request=request, tokens=len(view.token_ids))
         if request is None:
             end = record.end or End(
                 request_id=record.request_id,
@@ -246,8 +197,9 @@ class Ledger(LiveRequests):
         live = self._enter(request, record, Stage.CREATING)
         for part in event.parts:
             self._fold(live, part)
-        if live.view.end is not None:
-            return self._close(live, live.view.end, event.until_seq)
+        if not event.whole and record.state in (RecordState.QUEUED, RecordState.ROUTED):
+            detail = "the journal holds only a part of its answer"
+            return self._end(live, EndReason.FAILED, detail, Cause.MISSING)
         tokens = len(live.view.token_ids)
         if tokens > record.adopted_tokens:
             live.record = msgspec.structs.replace(record, adoptions=0, adopted_tokens=tokens)
@@ -274,8 +226,7 @@ class Ledger(LiveRequests):
             live.to(Stage.FENCING, now_s=self._now_s)
             return [PublishFence(record.gateway, live.fence())]
         if record.state is RecordState.QUEUED or record.assignment is None:
-            self._queue(live)
-            return []
+            return self._refill(live)
         assignment = record.assignment
         gone = [w for w in assignment.workers if live.needs(w) and not self._fleet.alive(w)]
         if gone:
@@ -293,6 +244,8 @@ class Ledger(LiveRequests):
         if live is None or live.stage is Stage.CREATING:
             return []
         change = self._fold(live, event.part)
+        if live.view.attempt > live.record.attempt:  # the fence of another owner, of which the
+            return self._forget(live)  # bucket has yet to tell: this one slept
         if change.new_ids and len(change.new_ids) == len(live.view.token_ids):
             self._drains[live.request.priority_class].served(now_s=self._now_s)
         if change.end is not None:
@@ -387,6 +340,6 @@ class Ledger(LiveRequests):
             case EndUnheard():
                 live.since_s = self._now_s
                 end = live.end or live.end_as(EndReason.FAILED, "no end was published")
-                return [PublishEnd(live.record.gateway, end)]
+                return self._tell_end(live, end)
             case None:
                 return []

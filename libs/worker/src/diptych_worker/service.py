@@ -14,6 +14,7 @@ from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError, Refused, Unverified
 from diptych_contracts.fleet import Role, WorkerLoad
+from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import (
     Cancel,
     CancelDone,
@@ -26,12 +27,15 @@ from diptych_contracts.jobs import (
     PrefillJob,
     RefusalReason,
 )
-from diptych_contracts.journal import Started
+from diptych_contracts.journal import Started, TokenEntry, TokenFrame
 from diptych_contracts.power import PowerSetPoint
+from diptych_contracts.requests import RequestRecord
+from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey, SequenceWork
 from diptych_policy.exhaustion import Exhaustion
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
+from diptych_policy.overtaken import Rounds, overtaken
 from diptych_telemetry import logger, names, tracer
 from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
@@ -50,6 +54,7 @@ _LOAD_S = 0.1
 _SWEEP_S = 0.25
 _BLOCKS_S = 0.02
 _REFRESH_S = 10.0
+_LOOK_S = 0.5
 _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
 
@@ -92,6 +97,8 @@ class Worker:
         self._waits = parts.role is Role.PREFILL
         self._exhaustion = Exhaustion()
         self._attempts: dict[SequenceKey, Attempt] = {}
+        self._records = member.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        self._rounds = Rounds()
 
     async def run(self) -> None:
         """Serve until told to stop, then drain: finish what is here, and leave."""
@@ -107,6 +114,7 @@ class Worker:
                 self._tasks.create_task(every(_LOAD_S, self._report)),
                 self._tasks.create_task(every(_SWEEP_S, self._sweep)),
                 self._tasks.create_task(every(_BLOCKS_S, self._blocks.announce)),
+                self._tasks.create_task(every(_LOOK_S, self._look_for_overtaken)),
             ]
             staying = self._tasks.create_task(every(_REFRESH_S, self._register.refresh))
             self._member.ready(True)
@@ -234,6 +242,7 @@ class Worker:
                 phase=attempt.phase,
             )
             self._bus.append(attempt.gateway, started)
+            self._bus.append(attempt.gateway, _taken_over(self._me, job))
         if attempt.stopping:  # before its first turn: the engine was told already
             raise Refused(RefusalReason.CANCELLED, "stopped before it began")
         with spans.start_as_current_span(names.DECODE_RUN) as span:
@@ -270,9 +279,19 @@ class Worker:
 
     async def _on_cancel(self, delivery: Delivery) -> CancelDone:
         cancel: Cancel = delivery.decode(Cancel)
-        for attempt in self._admission.cancel(cancel.request_id, cancel.attempt):
-            await self._stop(SequenceKey(cancel.request_id, attempt))
+        await self._cancel(cancel.request_id, cancel.attempt)
         return CancelDone(request_id=cancel.request_id, attempt=cancel.attempt)
+
+    async def _cancel(self, request_id: RequestId, up_to: int) -> None:
+        for attempt in self._admission.cancel(request_id, up_to):
+            await self._stop(SequenceKey(request_id, attempt))
+
+    async def _look_for_overtaken(self) -> None:
+        for request_id, attempt in self._rounds.due(self._admission, now_s=self._member.now_s()):
+            kept = await self._records.get(request_id)
+            if kept is not None and overtaken(kept.value, attempt, self._me):
+                log.info("attempt_overtaken", request_id=request_id, attempt=attempt)
+                self._tasks.create_task(self._cancel(request_id, attempt))
 
     async def _stop(self, key: SequenceKey) -> None:
         """Make sure that nothing of an attempt runs or is held here."""
@@ -352,6 +371,21 @@ class Worker:
 
     def _on_power(self, delivery: Delivery) -> None:
         self._device.apply(delivery.decode(PowerSetPoint), self._member.now_s())
+
+
+def _taken_over(worker: Incarnation, job: DecodeJob) -> TokenFrame:
+    """The tokens that came with `job`, said again: whoever sampled them may have died first.
+
+    A reader that has them already drops them by their index.
+    """
+    generation = job.generation
+    entry = TokenEntry(
+        request_id=generation.request_id,
+        attempt=generation.attempt,
+        index=len(generation.prefix_ids),
+        token_ids=job.first_ids,
+    )
+    return TokenFrame(worker=worker, entries=(entry,))
 
 
 def _refused(key: SequenceKey, err: Refused | Unverified) -> JobRefused:

@@ -130,29 +130,41 @@ class Resumption:
         if record is not None and record.state is not RecordState.CLOSED:
             return None
         view = RequestView(stored.request_id)
-        async for _, part in self._history(stored, _end_seq(record)):
+        async for _, part in self._history(stored, record):
             view.apply(part)
-        if view.end is not None:
-            return view.token_ids, view.end
-        if record is not None:
-            raise gone(stored)
-        return None
+        await self._check_whole(stored, record, ended=view.end is not None)
+        return (view.token_ids, view.end) if view.end is not None else None
 
     async def _catch_up(self, stream: AnswerStream, stored: Resumable) -> None:
         record = await self._record(stored)
-        closed = record is not None and record.state is RecordState.CLOSED
         seq = stored.journal_seq
-        async for seq, part in self._history(stored, _end_seq(record)):  # noqa: B007 - the last
+        async for seq, part in self._history(stored, record):  # noqa: B007 - the last one counts
             stream.feed(part, now_s=self._now_s())
-        if (closed and stream.end is None) or stream.has_gap:  # its beginning has aged
-            raise gone(stored)
+        await self._check_whole(stored, record, ended=stream.end is not None)
         stream.caught_up(seq, now_s=self._now_s())
 
+    async def _check_whole(
+        self, stored: Resumable, record: RequestRecord | None, *, ended: bool
+    ) -> None:
+        """Raise 410 if what was read cannot be all of it: its beginning has aged.
+
+        Only a record knows exactly where its request began. Without one (not yet created, or
+        expired) the gateway's own, earlier mark must do: then an end proves that all was there.
+        """
+        whole = (await self._bus.span()).covers(_start_seq(stored, record))
+        closed = record is not None and record.state is RecordState.CLOSED
+        if (not whole and (record is not None or not ended)) or (closed and not ended):
+            raise gone(stored)
+
     async def _history(
-        self, stored: Resumable, until_seq: int | None
+        self, stored: Resumable, record: RequestRecord | None
     ) -> AsyncIterator[tuple[int, JournalPart]]:
         """What the journal says of an answer so far, with its sequences."""
-        entries = self._bus.read(stored.gateway, after_seq=stored.journal_seq, until_seq=until_seq)
+        entries = self._bus.read(
+            stored.gateway,
+            after_seq=_start_seq(stored, record),
+            until_seq=_end_seq(record),
+        )
         count = 0
         async for item in entries:
             for part in parts(item.entry):
@@ -215,6 +227,11 @@ class Resumption:
     def _on_attended(self, delivery: Delivery) -> None:
         attended: Attended = delivery.decode(Attended)
         self._keeper.read_elsewhere(attended.request_ids)
+
+
+def _start_seq(stored: Resumable, record: RequestRecord | None) -> int:
+    """The sequence after which the journal tells of an answer."""
+    return max(stored.journal_seq, record.journal_seq if record is not None else 0)
 
 
 def _end_seq(record: RequestRecord | None) -> int | None:

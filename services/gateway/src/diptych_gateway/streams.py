@@ -105,11 +105,6 @@ class AnswerStream:
         return len(self._view.token_ids)
 
     @property
-    def has_gap(self) -> bool:
-        """Whether tokens wait for earlier ones."""
-        return self._view.has_gap
-
-    @property
     def failure(self) -> ApiError | None:
         """Why there will be no whole answer, once that is known."""
         if self._failure is None and self.end is not None:

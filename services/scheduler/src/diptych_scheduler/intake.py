@@ -160,7 +160,7 @@ class Intake:
             await pulled.ack()  # the server forgot the first one
             return
         await self._journals.follow(request.gateway)
-        journal_seq = await self._bus.last_seq(request.gateway)
+        journal_seq = (await self._bus.span()).last_seq
         self._records.expect(request.request_id, pulled)
         self._tell(RequestArrived(request, seq, journal_seq, deliveries, pulled.stored_unix_ms))
 

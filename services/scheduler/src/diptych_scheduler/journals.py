@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from diptych_bus.port import Bus, JournalItem, Subscription
 from diptych_contracts.ids import Incarnation, RequestId
@@ -9,6 +10,17 @@ from diptych_contracts.requests import RequestRecord
 from diptych_policy.journal import JournalPart, parts
 from diptych_policy.lifecycle import Event, Journalled
 from diptych_policy.recovery import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a journal says of one request."""
+
+    parts: tuple[JournalPart, ...]
+    until_seq: int
+    """How far it was read."""
+    whole: bool
+    """Whether none of it has left the journal."""
 
 
 class Journals:
@@ -37,11 +49,8 @@ class Journals:
             for gateway in [g for g in self._followed if g not in busy and not alive(g)]:
                 await self._followed.pop(gateway).close()
 
-    async def history(self, record: RequestRecord) -> tuple[tuple[JournalPart, ...], int]:
-        """All parts of a request so far, and how far that is.
-
-        Those that arrive meanwhile are held back for it.
-        """
+    async def history(self, record: RequestRecord) -> History:
+        """All parts of a request so far; those that arrive meanwhile are held back for it."""
         request_id = record.request_id
         held_back = self._held_back.setdefault(request_id, [])
         await self.follow(record.gateway)
@@ -50,9 +59,11 @@ class Journals:
         async for item in self._bus.read(record.gateway, after_seq=record.journal_seq):
             last_seq = item.seq
             read += [part for part in parts(item.entry) if part.request_id == request_id]
+        whole = (await self._bus.span()).covers(record.journal_seq)
         read += [part for seq, part in held_back if seq > last_seq]
         del self._held_back[request_id]
-        return tuple(read), max([last_seq, *(seq for seq, _ in held_back)])
+        until_seq = max([last_seq, *(seq for seq, _ in held_back)])
+        return History(tuple(read), until_seq, whole)
 
     def _hear(self, item: JournalItem) -> None:
         for part in parts(item.entry):

@@ -17,9 +17,11 @@ from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.streams import PROMPTS, REQUEST_RECORDS, REQUESTS
 from diptych_policy.lifecycle import (
+    AdoptionLost,
     AdoptRecord,
     Announce,
     Bury,
+    CancelUnheard,
     CancelWork,
     CreateRecord,
     Effect,
@@ -54,6 +56,9 @@ class Owner(Protocol):
     """What the performer needs of the scheduler."""
 
     @property
+    def me(self) -> Incarnation: ...
+
+    @property
     def judged_s(self) -> float:
         """The judge's clock: it stands still while the bus carries nothing."""
         ...
@@ -68,7 +73,7 @@ class Owner(Protocol):
 def request_of(effect: Effect) -> RequestId:
     """Which request an effect is about."""
     match effect:
-        case CreateRecord(record) | SaveRecord(record) | AdoptRecord(record):
+        case CreateRecord(record) | SaveRecord(record) | AdoptRecord(record=record):
             return record.request_id
         case CancelWork(cancel=cancel):
             return cancel.request_id
@@ -121,11 +126,17 @@ class Performer:
         return list(self._expected.values())
 
     def is_news(self, kept: Kept[RequestRecord]) -> bool:
-        """Whether a watched record was written by someone else (or before this life)."""
+        """Whether a watched record was written by someone else (or before this life).
+
+        The revision of another's record is not taken over: what is still to be written here was
+        decided before that one was known, and must lose its swap.
+        """
         request_id = kept.value.request_id
         news = kept.revision > self._revisions.get(request_id, 0)
-        if news:
+        if news and kept.value.owner == self._owner.me:
             self._revisions[request_id] = kept.revision
+        elif news:
+            self._revisions.pop(request_id, None)
         self._settled(kept.value)
         return news
 
@@ -166,25 +177,33 @@ class Performer:
             seen = await self._perform(queue[0])
             if seen is not None:
                 queue.clear()
-                self._settled(seen)
-                self._owner.tell(RecordSeen(seen))
+                self._settled(seen.value)
+                self._owner.tell(RecordSeen(seen.value, seen.revision))
             else:
                 queue.popleft()
         del self._queues[request_id]
 
-    async def _perform(self, effect: Effect) -> RequestRecord | None:
+    async def _perform(self, effect: Effect) -> Kept[RequestRecord] | None:
         """Do it; gives the record that stands there if a swap was lost."""
         match effect:
             case CreateRecord(record):
                 return await self._create(record)
             case SaveRecord(record):
                 return await self._save(record)
-            case AdoptRecord(record):
-                await self._adopt(record)
+            case AdoptRecord():
+                await self._adopt(effect)
             case SendJob():
                 self._spawn(self._send_job(effect))
             case CancelWork():
                 self._spawn(self._cancel_work(effect))
+            case _:
+                await self._publish(effect)
+        return None
+
+    async def _publish(
+        self, effect: PublishFence | PublishEnd | Bury | EraseRequest | Announce
+    ) -> None:
+        match effect:
             case PublishFence(gateway, entry) | PublishEnd(gateway, entry):
                 await self._journal(gateway, entry)
             case Bury(request_id, dead):
@@ -192,15 +211,16 @@ class Performer:
                 await _until_back(lambda: bury_request(self._bus, dead, context))
             case EraseRequest():
                 await self._erase(effect)
-            case Announce(event=event, msg_id=msg_id):
-                self.announce(event, msg_id)
+            case Announce(first=True):
+                await self._announce(effect.event, effect.msg_id)
+            case Announce():
+                self.announce(effect.event, effect.msg_id)
             case _:
                 assert_never(effect)
-        return None
 
     # Records
 
-    async def _create(self, record: RequestRecord) -> RequestRecord | None:
+    async def _create(self, record: RequestRecord) -> Kept[RequestRecord] | None:
         seen = await self._swap(record, lambda: self._records.create(record.request_id, record))
         pulled = self._expected.pop(record.request_id, None)
         if pulled is not None:
@@ -209,21 +229,23 @@ class Performer:
             self._owner.tell(RecordCreated(record.request_id))
         return seen
 
-    async def _save(self, record: RequestRecord) -> RequestRecord | None:
+    async def _save(self, record: RequestRecord) -> Kept[RequestRecord] | None:
+        """Write over what was last known here; an end also over a gateway's mark."""
+        while True:
+            revision = self._revisions.get(record.request_id, 0)
+            seen = await self._update(record, revision)
+            if seen is None or not overrules(record, seen.value):
+                break
+        self._settled(seen.value if seen else record)
+        return seen
+
+    async def _update(self, record: RequestRecord, revision: int) -> Kept[RequestRecord] | None:
         closed = record.state is RecordState.CLOSED
         ttl_s = self._resume_window_s if closed else None
-        request_id = record.request_id
-        while True:
-            seen = await self._swap(
-                record,
-                lambda: self._records.update(
-                    request_id, record, self._revisions.get(request_id, 0), ttl_s=ttl_s
-                ),
-            )
-            if seen is None or not overrules(record, seen):
-                break
-        self._settled(seen or record)
-        return seen
+        return await self._swap(
+            record,
+            lambda: self._records.update(record.request_id, record, revision, ttl_s=ttl_s),
+        )
 
     def _settled(self, record: RequestRecord) -> None:
         """Remember nothing of a closed request; the watch may have told of it before."""
@@ -233,7 +255,8 @@ class Performer:
 
     async def _swap(
         self, record: RequestRecord, write: Callable[[], Awaitable[int]]
-    ) -> RequestRecord | None:
+    ) -> Kept[RequestRecord] | None:
+        """Write; gives what stands there if that was lost to another."""
         request_id = record.request_id
         try:
             revision = await self._until_written(write)
@@ -242,7 +265,7 @@ class Performer:
             if kept is None:
                 return None
             self._revisions[request_id] = kept.revision
-            return None if kept.value == record else kept.value
+            return None if kept.value == record else kept
         self._revisions[request_id] = max(revision, self._revisions.get(request_id, 0))
         return None
 
@@ -257,17 +280,19 @@ class Performer:
                 self.storage_full = False
                 return revision
 
-    async def _adopt(self, record: RequestRecord) -> None:
-        seen = await self._save(record)
+    async def _adopt(self, effect: AdoptRecord) -> None:
+        record = effect.record
+        seen = await self._update(record, effect.revision)
         if seen is not None:
-            self._owner.tell(RecordSeen(seen))
+            self._settled(seen.value)
+            self._owner.tell(AdoptionLost(seen.value, seen.revision))
             return
         log.info("request_adopted", request_id=record.request_id, attempt=record.attempt)
         stored = await _until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
         request = _request_in(stored)
         self._contexts[record.request_id] = stored.context if stored else None
-        parts, until_seq = await self._journals.history(record)
-        self._owner.tell(RecordAdopted(record, request, parts, until_seq))
+        told = await _until_back(lambda: self._journals.history(record))
+        self._owner.tell(RecordAdopted(record, request, told.parts, told.until_seq, told.whole))
 
     # Workers
 
@@ -291,6 +316,7 @@ class Performer:
         self._owner.tell(JobAnswered(request_id, attempt, worker, answer))
 
     async def _cancel_work(self, effect: CancelWork) -> None:
+        """Ask until it is acknowledged; the ledger asks again when a lost worker beats again."""
         while self._owner.alive(effect.worker):
             try:
                 await self._bus.request(
@@ -300,6 +326,7 @@ class Performer:
                 await asyncio.sleep(_PAUSE_S)
             else:
                 return
+        self._owner.tell(CancelUnheard(effect.worker, effect.cancel))
 
     # Streams
 

@@ -138,6 +138,11 @@ class Scheduler:
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record, final=_closed)
 
+    @property
+    def me(self) -> Incarnation:
+        """This replica."""
+        return self._member.incarnation
+
     # What arrives
 
     def tell(self, event: Event) -> None:
@@ -188,7 +193,7 @@ class Scheduler:
             self._performer.gone(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
         elif self._performer.is_news(change):
-            self.tell(RecordSeen(change.value))
+            self.tell(RecordSeen(change.value, change.revision))
 
     # Time
 
@@ -196,7 +201,7 @@ class Scheduler:
         while True:
             await asyncio.sleep(self._settings.tick_s)
             now_s = self._member.now_s()
-            for lost in self._liveness.tick(now_s=now_s):
+            for lost in self._liveness.tick(now_s=now_s, connected=self._bus.connected):
                 log.warning(
                     "member_lost", member=lost.member, silent_ms=round(lost.silent_s * 1000)
                 )

@@ -5,11 +5,11 @@ from contextlib import aclosing
 from uuid import uuid4
 
 from diptych_bus.jetstream import direct
-from diptych_bus.jetstream.answers import stored
+from diptych_bus.jetstream.answers import ApiError, api, stored
 from diptych_bus.jetstream.appending import Appender
 from diptych_bus.jetstream.connection import Connection
 from diptych_bus.jetstream.following import Follower
-from diptych_bus.port import JournalItem, always
+from diptych_bus.port import JournalItem, Span, always
 from diptych_contracts import subjects
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import JournalEntry
@@ -55,6 +55,18 @@ class JetStreamJournal:
         """Sequence of the newest entry of this gateway's journal; 0 if there is none."""
         last = await direct.last_on(self._connection, TOKENS.name, subjects.token(gateway))
         return direct.seq_of(last) if last else 0
+
+    async def span(self) -> Span:
+        """What is left of all gateways' journals."""
+        try:
+            info = await api(
+                self._connection, f"STREAM.INFO.{TOKENS.name}", {}, timeout_s=direct.CALL_S
+            )
+        except ApiError as err:
+            raise err.judged(f"cannot look at {TOKENS.name}") from err
+        state = info["state"]
+        last_seq = int(state["last_seq"])
+        return Span(int(state["first_seq"]) if state["messages"] else last_seq + 1, last_seq)
 
     async def read(
         self, gateway: Incarnation, *, after_seq: int, until_seq: int | None = None

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from diptych_bus.advisories import Undelivered
@@ -37,6 +37,7 @@ class CoreMessage:
 Receiver = Callable[[CoreMessage], None]
 
 
+@lru_cache(maxsize=16_384)
 def matches(pattern: str, subject: str) -> bool:
     """Whether a subscription on `pattern` (`*`: one token, `>`: the rest) hears `subject`."""
     if pattern == subject:

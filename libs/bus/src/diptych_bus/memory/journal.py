@@ -10,7 +10,7 @@ from diptych_bus.memory.broker import MemoryBroker
 from diptych_bus.memory.following import Following
 from diptych_bus.memory.stopping import Owned, Stopping
 from diptych_bus.memory.stream import MemoryStream, StoredMessage
-from diptych_bus.port import JournalItem, Stored, Subscription, always
+from diptych_bus.port import JournalItem, Span, Stored, Subscription, always
 from diptych_bus.ring import Ring, Unacked
 from diptych_bus.sizes import check_size
 from diptych_contracts import subjects
@@ -73,6 +73,11 @@ class MemoryJournal:
         """Sequence of the newest entry of this gateway's journal; 0 if there is none."""
         await self.round_trip()
         return self._tokens.last_on(subjects.token(gateway))
+
+    async def span(self) -> Span:
+        """What is left of all gateways' journals."""
+        await self.round_trip()
+        return Span(self._tokens.first_seq, self._tokens.last_seq)
 
     async def read(
         self, gateway: Incarnation, *, after_seq: int, until_seq: int | None = None

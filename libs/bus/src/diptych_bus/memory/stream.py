@@ -71,6 +71,11 @@ class MemoryStream:
             self._ids[msg_id] = (message.seq, now_s)
         return Stored(message.seq), message
 
+    @property
+    def first_seq(self) -> int:
+        """The oldest sequence that is there; one beyond the newest if none is."""
+        return next(iter(self._messages), self.last_seq + 1)
+
     def get(self, seq: int) -> StoredMessage | None:
         """The message at `seq`."""
         return self._messages.get(seq)

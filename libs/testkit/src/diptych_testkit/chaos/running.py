@@ -107,6 +107,7 @@ class Run:
         self._plan = make_plan(options.seed, minutes=options.minutes, faults=options.faults)
         self._told: list[Told] = []
         self._stop = asyncio.Event()
+        self._striking = False
         self.report = Report(options.seed, 0.0, len(self._plan), options.streams)
 
     async def whole(self, limit_s: float) -> None:
@@ -170,12 +171,14 @@ class Run:
                 await asyncio.sleep(_REFUSED_PAUSE_S)
 
     async def _count(self, clients: Clients) -> None:
+        """Note how many streams there are; a gateway or NATS that is away refuses some."""
+        least = {True: self._options.streams, False: self._options.streams}
         await asyncio.sleep(_WARM_S)
-        self.report.least_in_flight = clients.in_flight
         while True:
+            least[self._striking] = min(least[self._striking], clients.in_flight)
+            self.report.least_in_flight = least[False]
+            self.report.least_while_struck = least[True]
             await asyncio.sleep(0.1)
-            least = min(self.report.least_in_flight, clients.in_flight)
-            self.report.least_in_flight = least
 
     async def _strike_all(self, clients: Clients, watch: Watch) -> None:
         began_s = time.monotonic()
@@ -183,6 +186,7 @@ class Run:
             await asyncio.sleep(max(0.0, began_s + fault.at_s - time.monotonic()))
             await self._strike(fault, watch)
             await asyncio.sleep(SETTLING_S)
+            self._striking = False
             await clients.until_flowing(_RECOVERY_S)
         left_s = began_s + 60 * self._options.minutes - time.monotonic()
         await asyncio.sleep(max(0.0, left_s))
@@ -195,5 +199,6 @@ class Run:
             f"chaos: {fault.number + 1}/{len(self._plan)} {fault.name} {member} {fault.for_s:g} s"
         )
         began_s = time.monotonic()
+        self._striking = True
         await self._crew.strike(fault)
         self.report.struck.append(Struck(fault, member, began_s, time.monotonic(), hit))

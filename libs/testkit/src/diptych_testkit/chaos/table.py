@@ -36,6 +36,9 @@ class Report:
     calm_s: list[float] = field(default_factory=list)
     """Longest pause of each stream that no fault touched."""
     least_in_flight: int = 0
+    """Between two faults."""
+    least_while_struck: int = 0
+    """While a fault lasts, and its recovery."""
     accepted: int = 0
     journal: Damage = NONE
     """As the journal tells the answers, whoever read them."""
@@ -107,7 +110,7 @@ def lines(report: Report) -> list[str]:
     broken = broken_promises(report)
     return [
         f"chaos, seed {report.seed}: {len(report.struck)} faults in {report.took_s:.0f} s, "
-        f"{report.least_in_flight} streams at least",
+        f"{report.least_in_flight} streams at least, {report.least_while_struck} while struck",
         "",
         *_fault_lines(report),
         "",

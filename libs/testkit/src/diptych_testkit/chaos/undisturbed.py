@@ -65,7 +65,7 @@ class Undisturbed:
     def expected(self, ask: Ask) -> Expected:
         """The pieces of text of the answer to `ask`, placed as its API places them."""
         whole, ids = self._answers[ask.prompt], self.token_ids(ask)
-        stopped = len(whole) <= LONGEST_TOKENS and len(ids) == len(whole)
+        stopped = len(whole) <= LONGEST_TOKENS and len(whole) < ask.max_tokens
         pieces = self._pieces(ids)
         if ask.api is Api.RESPONSES:
             pieces = [Piece(place, piece.text) for place, piece in enumerate(pieces)]
