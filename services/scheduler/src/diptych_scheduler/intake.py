@@ -28,7 +28,8 @@ log = logger("scheduler")
 
 _WAITING = 64
 """More than two pulls ever ask for; a full queue leaves messages to redelivery."""
-_REMEMBERED = 4096
+_REMEMBERED = 1024
+"""As many as the consumer lets be under way; 4,096 took 1 MB."""
 _AGAIN_S = 0.5
 """After which a message that could not be handled comes again."""
 
