@@ -1,6 +1,7 @@
 """Requests on their way from the stream into the ledger."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -27,6 +28,7 @@ log = logger("scheduler")
 
 _WAITING = 64
 """More than two pulls ever ask for; a full queue leaves messages to redelivery."""
+_REMEMBERED = 4096
 _AGAIN_S = 0.5
 """After which a message that could not be handled comes again."""
 
@@ -69,9 +71,10 @@ class Intake:
         self._tell = tell
         self._recorded = recorded
         self._waiting: asyncio.Queue[tuple[ConsumerSpec, Pulled]] = asyncio.Queue(_WAITING)
-        self._held: dict[int, Pulled] = {}
-        """What waits here or is being handled, by when it came."""
-        self._taken = 0
+        self._held: dict[tuple[str, int], Pulled] = {}
+        """What waits here or is being handled, in order."""
+        self._mine: OrderedDict[int, int] = OrderedDict()
+        """How often each request came *here*."""
 
     def take(self, pulled: Pulled) -> None:
         """A request was pulled."""
@@ -82,13 +85,19 @@ class Intake:
         self._take(UNDELIVERED_SCHEDULERS, pulled)
 
     def _take(self, source: ConsumerSpec, pulled: Pulled) -> None:
+        key = (source.stream, pulled.seq)
+        if source is SCHEDULERS:
+            self._mine[pulled.seq] = self._mine.get(pulled.seq, 0) + 1
+            while len(self._mine) > _REMEMBERED:
+                self._mine.popitem(last=False)
+        if key in self._held:
+            return  # it came again before its turn: once is enough
         try:
             self._waiting.put_nowait((source, pulled))
         except asyncio.QueueFull:
             log.warning("intake_full", stream=source.stream, seq=pulled.seq)
         else:
-            self._taken += 1
-            self._held[self._taken] = pulled
+            self._held[key] = pulled
 
     async def run(self) -> None:
         """Handle messages, in order, until cancelled."""
@@ -97,7 +106,7 @@ class Intake:
             try:
                 await self._settle(source, pulled)
             finally:
-                del self._held[next(iter(self._held))]
+                del self._held[source.stream, pulled.seq]
 
     async def hold(self) -> None:
         """Say that everything taken here is in work; to be called well within the ack wait.
@@ -113,7 +122,8 @@ class Intake:
         error: DiptychError | None = None
         try:
             if source is SCHEDULERS:
-                await self._take_on(pulled, pulled.seq, pulled.delivery, pulled.num_delivered)
+                elsewhere = self._elsewhere(pulled.seq, pulled.num_delivered)
+                await self._take_on(pulled, pulled.seq, pulled.delivery, elsewhere + 1)
             else:
                 await self._give_up(pulled)
         except DiptychError as err:
@@ -130,9 +140,11 @@ class Intake:
             case Verdict.DEAD:
                 log.warning("last_delivery", seq=pulled.seq)  # comes back through `UNDELIVERED`
 
-    async def _take_on(
-        self, pulled: Pulled, seq: int, delivery: Delivery, num_delivered: int
-    ) -> None:
+    def _elsewhere(self, seq: int, deliveries: int) -> int:
+        """Deliveries to others: those that came here stopped nobody, since this scheduler lives."""
+        return deliveries - self._mine.get(seq, 0)
+
+    async def _take_on(self, pulled: Pulled, seq: int, delivery: Delivery, deliveries: int) -> None:
         """Give the ledger the request in `delivery`, which stands at `seq`.
 
         Raises:
@@ -150,7 +162,7 @@ class Intake:
         await self._journals.follow(request.gateway)
         journal_seq = (await self._bus.span()).last_seq
         self._records.expect(request.request_id, pulled)
-        self._tell(RequestArrived(request, seq, journal_seq, num_delivered, pulled.stored_unix_ms))
+        self._tell(RequestArrived(request, seq, journal_seq, deliveries, pulled.stored_unix_ms))
 
     async def _refuse(self, pulled: Pulled, seq: int, delivery: Delivery, reason: str) -> None:
         """What is no request is buried; whoever sent it is told, if its headers say who."""
@@ -175,4 +187,5 @@ class Intake:
             await pulled.ack()  # it was taken on after all, and has ended
             return
         log.warning(UNDELIVERED.name.lower(), seq=said.stream_seq, deliveries=said.deliveries)
-        await self._take_on(pulled, said.stream_seq, stored, said.deliveries)
+        elsewhere = self._elsewhere(said.stream_seq, said.deliveries)
+        await self._take_on(pulled, said.stream_seq, stored, elsewhere)
