@@ -31,7 +31,8 @@ def test_a_leak_of_100_bytes_a_request_is_seen() -> None:
 
 
 def test_a_short_run_counts_its_last_two_thirds() -> None:
-    assert growth(run(3, [10.0])).window_s == 120.0
+    seen = growth(run(3, [10.0]))
+    assert (seen.window_s, seen.requests) == (120.0, 6000)
 
 
 def test_too_few_samples_say_nothing() -> None:

@@ -34,6 +34,8 @@ class Growth:
     per_100k_mb: float
     """The same window's straight line, by requests."""
     window_s: float
+    requests: int
+    """Ended within the window."""
 
 
 def growth(samples: Sequence[Sample]) -> Growth:
@@ -58,6 +60,7 @@ def growth(samples: Sequence[Sample]) -> Growth:
         in_the_end_mb=_mean_mb(last) - _mean_mb(first),
         per_100k_mb=_slope_mb(counted),
         window_s=window_s,
+        requests=counted[-1].requests - counted[0].requests,
     )
 
 
