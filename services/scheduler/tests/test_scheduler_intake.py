@@ -33,8 +33,8 @@ async def recorded(fleet: SmallFleet, request_id: str = REQUEST) -> RequestRecor
 
 async def test_a_request_gets_one_record_whoever_pulls_it() -> None:
     async with small_fleet() as fleet:
-        fleet.scheduler("s1")
-        fleet.scheduler("s2")
+        fleet.scheduler("s1", drain_s=0.1)
+        fleet.scheduler("s2", drain_s=0.1)
         await fleet.ready()
         for number in range(8):
             await fleet.client.send(a_request(f"r{number}"))
@@ -166,7 +166,7 @@ async def test_what_is_delivered_no_more_gets_a_record_and_an_end() -> None:
 
 async def test_a_request_whose_ack_was_forgotten_is_not_given_up() -> None:
     async with small_fleet() as fleet:
-        fleet.scheduler()
+        fleet.scheduler(drain_s=0.1)
         await fleet.ready()
         await fleet.client.send(a_request())
         record = await recorded(fleet)

@@ -13,6 +13,8 @@ from diptych_bus.tracing import context_of
 from diptych_contracts.streams import ConsumerSpec
 
 PAUSED_LOOK_S = 0.05
+ASKED_S = 1.0
+"""How long a member's request for messages stands, as JetStream's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +27,8 @@ class Member:
     line: Line
     unheard: int = 0
     """Messages sent to it that it has not taken in: a frozen one hoards what it asked for."""
+    heard_s: float = 0.0
+    """When it last took one in, or was sent the first that it has not."""
 
 
 class PulledMessage:
@@ -161,9 +165,15 @@ class MemoryConsumer:
         for _ in range(len(self._members)):
             member = self._members[0]
             self._members.rotate(-1)
-            if member.line.up and member.unheard < self._spec.batch and not member.paused():
+            if member.line.up and self._asks(member) and not member.paused():
                 return member
         return None
+
+    def _asks(self, member: Member) -> bool:
+        if member.unheard == 0:
+            return True
+        frozen = self._timers.now_s() - member.heard_s >= ASKED_S
+        return member.unheard < self._spec.batch and not frozen
 
     def _deliver(self, message: StoredMessage, member: Member) -> None:
         seq = message.seq
@@ -174,6 +184,8 @@ class MemoryConsumer:
         self._deliveries[seq] = self._deliveries.get(seq, 0) + 1
         self._wait(seq)
         pulled = PulledMessage(self, message, member.line, deliveries=self._deliveries[seq])
+        if member.unheard == 0:
+            member.heard_s = self._timers.now_s()
         member.unheard += 1
         member.line.soon(self._hand, member, pulled)
 
@@ -182,6 +194,7 @@ class MemoryConsumer:
 
     def _hand(self, member: Member, pulled: PulledMessage) -> None:
         member.unheard = max(0, member.unheard - 1)
+        member.heard_s = self._timers.now_s()
         if member.line.up and member in self._members:
             member.lifetime.call(member.handler, pulled, f"pull {self._spec.name}")
         if member.unheard == 0:
