@@ -1,6 +1,6 @@
 import pytest
 
-from diptych_bus.verdict import Verdict, refusal, verdict
+from diptych_bus.verdict import Verdict, verdict
 from diptych_contracts.errors import (
     BusAway,
     Conflict,
@@ -12,7 +12,6 @@ from diptych_contracts.errors import (
     Transient,
     Unverified,
 )
-from diptych_contracts.jobs import RefusalReason
 
 
 @pytest.mark.parametrize(
@@ -42,17 +41,3 @@ def test_the_last_try_is_dead() -> None:
 def test_a_bug_is_raised() -> None:
     with pytest.raises(KeyError):
         verdict(KeyError("x"))
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (Refused("draining"), RefusalReason.DRAINING),
-        (Unverified(), RefusalReason.UNVERIFIED_KV),
-        (Expired(), RefusalReason.EXPIRED),
-        (Permanent(), RefusalReason.UNSUPPORTED),
-        (Transient(), RefusalReason.NO_ROOM),
-    ],
-)
-def test_each_error_has_one_refusal(error: DiptychError, expected: RefusalReason) -> None:
-    assert refusal(error) is expected

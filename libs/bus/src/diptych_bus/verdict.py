@@ -2,14 +2,7 @@
 
 from enum import StrEnum
 
-from diptych_contracts.errors import (
-    DiptychError,
-    Expired,
-    Permanent,
-    Refused,
-    Unverified,
-)
-from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.errors import DiptychError, Expired, Permanent
 
 
 class Verdict(StrEnum):
@@ -50,18 +43,3 @@ def verdict(
             return Verdict.DEAD if last else Verdict.NAK
         case _:
             raise error
-
-
-def refusal(error: DiptychError) -> RefusalReason:
-    """The typed "no" a worker answers when a job ends with `error` at admission."""
-    match error:
-        case Refused(reason=reason):
-            return RefusalReason(reason)
-        case Unverified():
-            return RefusalReason.UNVERIFIED_KV
-        case Expired():
-            return RefusalReason.EXPIRED
-        case Permanent():
-            return RefusalReason.UNSUPPORTED
-        case _:
-            return RefusalReason.NO_ROOM

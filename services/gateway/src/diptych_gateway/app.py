@@ -3,6 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from starlette.types import ASGIApp
+
 from diptych_chassis.member import Member
 from diptych_contracts.ids import new_request_id
 from diptych_gateway.accepting import Acceptance, Identity
@@ -99,17 +101,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     app = application(generating, models, reasons=reasons, rng=member.rng)
     return Gateway(
         member=member,
-        server=HttpServer(
-            app,
-            host=settings.host,
-            port=settings.port,
-            limits=ConnectionLimits(
-                max_connections=settings.max_connections,
-                max_frame_bytes=settings.max_body_bytes,
-                ping_s=settings.socket_ping_s,
-            ),
-            reuse_port=settings.reuse_port,
-        ),
+        server=_server(app, settings),
         models=models,
         in_flight=in_flight,
         records=records,
@@ -119,6 +111,20 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         door=door,
         reasons=reasons,
         drain_s=settings.drain_s,
+    )
+
+
+def _server(app: ASGIApp, settings: GatewaySettings) -> HttpServer:
+    return HttpServer(
+        app,
+        host=settings.host,
+        port=settings.port,
+        limits=ConnectionLimits(
+            max_connections=settings.max_connections,
+            max_frame_bytes=settings.max_body_bytes,
+            ping_s=settings.socket_ping_s,
+        ),
+        reuse_port=settings.reuse_port,
     )
 
 
