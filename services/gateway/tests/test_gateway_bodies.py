@@ -8,7 +8,8 @@ import pytest
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Mode, PriorityClass
 from diptych_gateway.bodies import decode
-from diptych_gateway.checking import HARMLESS, MAX_STOP_CHARS, ChatCall, check
+from diptych_gateway.checking import MAX_STOP_CHARS, ChatCall, check
+from diptych_gateway.harmless import HARMLESS
 
 
 def call(**changes: Any) -> ChatCall:

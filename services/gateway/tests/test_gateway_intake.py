@@ -10,9 +10,9 @@ import pytest
 
 import diptych_gateway.chat
 import diptych_gateway.responses
-from diptych_gateway.checking import MAX_MESSAGES
 from diptych_gateway.errors import ApiError
 from diptych_gateway.intake import SMALL_BYTES, Intake
+from diptych_gateway.message_checks import MAX_MESSAGES
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 EMPTY = {"role": "user", "content": ""}

@@ -1,6 +1,16 @@
 """How to choose the next token, and when to stop."""
 
+from typing import Literal
+
 from diptych_contracts.wire import Message
+
+
+class Grammar(Message, frozen=True, kw_only=True, tag="grammar.1"):
+    """What an answer must match, token by token."""
+
+    kind: Literal["json_schema", "lark"]
+    text: str
+    """A JSON schema, or a grammar in llguidance's form of Lark."""
 
 
 class Sampling(Message, frozen=True, kw_only=True, tag="sampling.1"):
@@ -27,6 +37,12 @@ class Sampling(Message, frozen=True, kw_only=True, tag="sampling.1"):
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens in prompt and answer; in [0.01, 2]:
     smaller ones make infinities of logits."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token, what is added to its logit), in [-100, 100]."""
+    top_logprobs: int | None = None
+    """How many likely tokens are told beside each chosen one; None: no logprobs at all."""
+    grammar: Grammar | None = None
+    """Tokens it does not allow are never chosen."""
 
 
 class Stopping(Message, frozen=True, kw_only=True, tag="stopping.1"):

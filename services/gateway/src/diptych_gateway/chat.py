@@ -11,7 +11,8 @@ from diptych_gateway.admitting import admitted
 from diptych_gateway.answers import ChunkWriter, Heading, completion
 from diptych_gateway.bodies import decode
 from diptych_gateway.chat_resuming import ChatResumption, wanted_by_event_id
-from diptych_gateway.checking import ChatCall, check, likely_class
+from diptych_gateway.checking import ChatCall, check
+from diptych_gateway.class_checks import likely_class
 from diptych_gateway.delivering import (
     EventStream,
     deliver,

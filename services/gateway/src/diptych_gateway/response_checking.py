@@ -11,20 +11,11 @@ from diptych_contracts.requests import Forced, PriorityClass
 from diptych_contracts.responses import StoredMessage
 from diptych_contracts.sampling import Sampling
 from diptych_gateway.bodies import ABSENT
-from diptych_gateway.checking import (
-    ROLES,
-    Call,
-    check_count,
-    check_numbers,
-    forced,
-    joined,
-    metadata,
-    only,
-    priority_class,
-    sampling,
-    shown,
-    unsupported,
-)
+from diptych_gateway.checking import Call, forced, metadata
+from diptych_gateway.class_checks import priority_class
+from diptych_gateway.harmless import only, shown, unsupported
+from diptych_gateway.message_checks import ROLES, check_count, joined
+from diptych_gateway.number_checks import check_numbers, sampling
 from diptych_gateway.response_bodies import (
     CreateFrame,
     InputMessage,

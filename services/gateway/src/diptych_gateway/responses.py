@@ -14,7 +14,7 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.responses import StoredAnswer, StoredResponse
 from diptych_gateway.admitting import admitted
 from diptych_gateway.answers import DONE
-from diptych_gateway.checking import likely_class
+from diptych_gateway.class_checks import likely_class
 from diptych_gateway.delivering import EventStream, deliver, send_error, send_json, until_over
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, arrival, watched

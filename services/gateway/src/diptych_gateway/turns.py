@@ -12,9 +12,9 @@ from diptych_contracts.journal import End, EndReason
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
 from diptych_gateway.archive import Archive, deltas
-from diptych_gateway.checking import check_count
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
 from diptych_gateway.response_checking import ResponseCall
 from diptych_gateway.response_events import ResponseEvents
