@@ -121,3 +121,37 @@ Check what the stack needs on this machine and say what to do. Exit code 1 if so
   diptych doctor
   diptych doctor --port 9000
 """
+
+KEYS = """\
+API keys. Without any, gateways serve this machine alone; with one, every request needs one, as
+'Authorization: Bearer <key>'. A key is printed once, where it is made, and stored as a hash. A
+change counts at every gateway within about a second, without a restart.
+
+  diptych keys create --name laptop
+  diptych keys create --tenant acme --expires 90d --requests-per-minute 600
+  diptych keys list
+  diptych keys show 5f0c              an id, or how it begins
+  diptych keys revoke 5f0c            kept on record; the door stays closed
+  diptych keys revoke 5f0c --forget   as if it had never been
+
+Requests that run when their key is revoked run to their end. A key's limits are its own; those of
+all keys of a tenant together: diptych tenants limit.
+"""
+
+TENANTS = """\
+Tenants: whose keys, and what all of them may take together. What one tenant stores no other can
+read, and cached prompts are never shared.
+
+  diptych tenants list
+  diptych tenants limit acme --requests-per-minute 600 --tokens-per-minute 200000 --concurrency 32
+  diptych tenants limit acme          no limit any more
+"""
+
+USAGE = """\
+What each tenant used, per day (UTC): requests, tokens, KV held (in tokens times seconds), energy.
+Every request that ended is in it once, within seconds.
+
+  diptych usage
+  diptych usage --tenant acme --since 2026-01-01
+  diptych usage --json
+"""
