@@ -115,7 +115,7 @@ async def test_a_long_turn_is_kept_apart_and_found_whole_by_another_gateway(bus:
         assert (kept.input, kept.instructions) == ((), "Be brief.")
         assert await archive.finish(RID, lambda: answer("short"), timeout_s=2)
     other = Archive(bus)
-    found = await other.get(LONG.response_id)
+    found = await other.get(LONG.response_id, tenant="default")
     assert found is not None
     assert found == msgspec.structs.replace(kept, answer=answer("short"))
     whole = await other.with_messages(found)
@@ -166,4 +166,4 @@ async def test_a_response_whose_part_is_gone_says_so(bus: Any) -> None:
 
 @pytest.mark.parametrize("wanted", ["", "*", ">", "resp_*", f"resp_{'a' * 31}.", "a" * 32])
 async def test_only_an_id_is_a_key(bus: Any, wanted: str) -> None:
-    assert await Archive(bus).get(wanted) is None
+    assert await Archive(bus).get(wanted, tenant="default") is None

@@ -10,6 +10,9 @@ Serve large language models with prefill and decode on separate workers.
   diptych tap 'event.>'               what goes over the bus
   diptych kv                          KV transfers on their way
   diptych dead list                   requests that were given up
+  diptych keys create --name laptop   API keys: with one, every request needs one
+  diptych tenants list                whose keys, and how much they may take together
+  diptych usage                       what each tenant used, per day
   diptych doctor                      can this machine run it?
   diptych models list                 weights known by name
 """
@@ -25,6 +28,7 @@ Ctrl-C stops everything.
   diptych up --prefill 0              decode workers do both phases
   diptych up --model ./my-model.gguf  weights of your own
   diptych up --model OWNER/REPO       weights from Hugging Face
+  diptych up --host 0.0.0.0           for the network: after diptych keys create
   diptych up -v                       show every service's log, not only warnings
 
 Gateways share the port; the kernel spreads connections over them. diptych scale changes the
