@@ -9,13 +9,14 @@ KEY = ApiKey(key_id="k1", sha256="00", shown="dk-abcd", created_unix_ms=0)
 @pytest.mark.parametrize(
     ("role", "rights"),
     [
+        (None, {Right.LIST, Right.ASK, Right.LOOK}),
         (Role.USER, {Right.LIST, Right.ASK}),
         (Role.VIEWER, {Right.LIST, Right.LOOK}),
         (Role.OPERATOR, {Right.LIST, Right.ASK, Right.LOOK, Right.OPERATE}),
         (Role.ADMIN, set(Right)),
     ],
 )
-def test_what_a_role_may(role: Role, rights: set[Right]) -> None:
+def test_what_a_role_may(role: Role | None, rights: set[Right]) -> None:
     assert {right for right in Right if may(role, right)} == rights
 
 

@@ -21,7 +21,8 @@ class Right(Enum):
     """Keys, tenants, configuration."""
 
 
-_RIGHTS = {
+_RIGHTS: dict[Role | None, frozenset[Right]] = {
+    None: frozenset({Right.LIST, Right.ASK, Right.LOOK}),
     Role.USER: frozenset({Right.LIST, Right.ASK}),
     Role.VIEWER: frozenset({Right.LIST, Right.LOOK}),
     Role.OPERATOR: frozenset({Right.LIST, Right.ASK, Right.LOOK, Right.OPERATE}),
@@ -29,8 +30,8 @@ _RIGHTS = {
 }
 
 
-def may(role: Role, right: Right) -> bool:
-    """Whether a key of `role` gives `right`."""
+def may(role: Role | None, right: Right) -> bool:
+    """Whether a key of `role` gives `right`; None: no key, where that is served."""
     return right in _RIGHTS[role]
 
 

@@ -21,7 +21,8 @@ class Caller:
     tenant: str = DEFAULT_TENANT
     key_id: str = ""
     """Empty: without a key."""
-    role: Role = Role.USER
+    role: Role | None = None
+    """None: without a key."""
     sha256: str = ""
     """Of its key."""
     holders: tuple[Holder, ...] = ()

@@ -54,6 +54,8 @@ class Keyring:
         """By the key's hash."""
         self._watch: Subscription | None = None
         self.loaded = False
+        self.open = False
+        """Whether those without a key are served."""
 
     async def start(self) -> None:
         """Learn the keys, and hear of every change from then on.
@@ -65,6 +67,7 @@ class Keyring:
         bucket = self._bus.bucket(KEYS, cast("type[KeyEntry]", cast(Any, KeyEntry)))
         self._watch = await bucket.watch(self._on_change)
         self.loaded = True
+        self._open_or_close()
         if self._keys:
             log.info("keys_known", keys=len(self._keys))
         elif self._loopback:
@@ -84,11 +87,9 @@ class Keyring:
             await self._watch.close()
 
     @property
-    def open(self) -> bool:
-        """Whether those without a key are served."""
-        return self.loaded and anonymous(
-            keys=len(self._keys), loopback=self._loopback, allowed=self._allowed
-        )
+    def keys(self) -> int:
+        """How many there are, counting or not."""
+        return len(self._keys)
 
     def caller(self, key: str | None) -> Caller:
         """Who shows `key`; None: nobody shows any.
@@ -146,7 +147,11 @@ class Keyring:
             self._tenants.pop(change.key.removeprefix(tenant_entry("")), None)
         self._callers = {key.sha256: (key, self._called(key)) for key in self._keys.values()}
         if self.loaded:
+            self._open_or_close()
             log.info("keys_changed", entry=change.key, gone=entry is None, keys=len(self._keys))
+
+    def _open_or_close(self) -> None:
+        self.open = anonymous(keys=len(self._keys), loopback=self._loopback, allowed=self._allowed)
 
     def _called(self, key: ApiKey) -> Caller:
         tenant = self._tenants.get(key.tenant)
