@@ -147,7 +147,7 @@ class Scheduler:
 
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
-        self._metering.heard(event)
+        self._metering.heard(event, self._ledger, now_s=self.judged_s)
         effects = self._ledger.handle(event, now_s=self.judged_s, unix_ms=self._bus.unix_ms())
         self._metering.ordered(effects)
         self._performer.order(effects)
