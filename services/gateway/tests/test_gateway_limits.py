@@ -221,6 +221,19 @@ async def test_a_crowd_costs_few_writes(stack: Any) -> None:
     assert revisions[-1] <= 20
 
 
+async def test_while_the_bus_is_away_nothing_is_given_out_and_nothing_lost(stack: Any) -> None:
+    headers = await limited(stack, requests_per_minute=2)
+    assert (await ask(stack, headers)).status_code == 200
+    stack.broker.go_away()
+    away = await ask(stack, headers)
+    assert (away.status_code, away.json()["error"]["code"]) == (503, "unavailable")
+    stranger = await stack.client.get("/v1/models", headers=bearer("dk-stranger"))
+    assert stranger.status_code == 401
+    stack.broker.come_back()
+    await stack.until(lambda: served(stack, headers))
+    assert (await ask(stack, headers)).status_code == 429
+
+
 async def test_without_limits_nothing_is_written(stack: Any) -> None:
     headers = await limited(stack)
     assert (await ask(stack, headers)).status_code == 200
