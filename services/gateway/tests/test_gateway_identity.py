@@ -13,6 +13,7 @@ from diptych_bus.memory import MemoryBroker
 from diptych_contracts.errors import Permanent, Transient
 from diptych_contracts.journal import EndReason
 from diptych_contracts.keys import RateLimits, Role, key_entry
+from diptych_gateway.callers import ANONYMOUS, Caller
 from diptych_gateway.errors import ApiError
 from diptych_gateway.identity import chosen_subprotocol
 from diptych_gateway.keyring import Keyring
@@ -197,6 +198,35 @@ async def test_a_key_that_is_replaced_counts_no_more() -> None:
     assert [holder.limits for holder in keyring.caller(new).holders] == [limits]
     await keyring.close()
     await bus.close()
+
+
+async def test_who_asks_from_inside_needs_no_key_but_has_its_tenants_limits() -> None:
+    """A batch's lines run long after the request that made it, perhaps at another gateway."""
+    bus = MemoryBroker().connect("g")
+    await put_key(bus, "k1", tenant="acme")
+    limits = RateLimits(requests_per_minute=5)
+    await put_tenant(bus, "acme", limits)
+    keyring = Keyring(bus, host="127.0.0.1", allowed=False)
+    await keyring.start()
+    (holder,) = keyring.renewed(Caller(tenant="acme")).holders
+    assert holder.limits == limits
+    assert keyring.renewed(Caller(tenant="rival")).holders == ()
+    with pytest.raises(ApiError, match="no longer one of this server's"):
+        keyring.renewed(ANONYMOUS)
+    await put_tenant(bus, "acme", RateLimits(), purged_unix_ms=LONG_AGO_MS)
+    await asyncio.sleep(0.05)
+    with pytest.raises(ApiError, match="is no more"):
+        keyring.renewed(Caller(tenant="acme"))
+    await keyring.close()
+    await bus.close()
+
+
+async def test_those_without_a_key_have_the_limits_of_their_tenant(stack: Any) -> None:
+    await put_tenant(stack.fleet.bus, "default", RateLimits(requests_per_minute=1))
+    await stack.until(lambda: stack.gateway.keyring.anybody.holders)
+    first, second = await chat(stack, None), await chat(stack, None)
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert first.headers["x-ratelimit-limit-requests"] == "1"
 
 
 # One tenant and another

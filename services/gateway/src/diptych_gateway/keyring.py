@@ -5,6 +5,7 @@ never saw the bucket does not start.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from diptych_bus.port import Bus, Gone, Kept, Subscription
@@ -56,6 +57,8 @@ class Keyring:
         self.loaded = False
         self.open = False
         """Whether those without a key are served."""
+        self.anybody = ANONYMOUS
+        """Who they are: their tenant may have limits."""
 
     async def start(self) -> None:
         """Learn the keys, and hear of every change from then on.
@@ -101,7 +104,7 @@ class Keyring:
         if not self.loaded:
             raise Transient("the API keys are not known yet")
         if self.open:
-            return ANONYMOUS
+            return self.anybody
         if key is None:
             raise unauthenticated(
                 "no API key was given: send one as 'Authorization: Bearer <key>'"
@@ -120,8 +123,10 @@ class Keyring:
 
         Raises what `caller` raises.
         """
-        if self.open:
-            return caller
+        if caller.anonymous and self.open:
+            return self.anybody
+        if not caller.sha256 and not caller.anonymous:
+            return self._inside(caller)
         found = self._callers.get(caller.sha256)
         if found is None:
             raise unauthenticated(
@@ -152,6 +157,8 @@ class Keyring:
             self._of_tenant.setdefault(entry.tenant, {})[change.key] = entry
             self._callers[entry.sha256] = (entry, self._called(entry))
         elif isinstance(tenant := entry or before, Tenant):
+            if tenant.tenant == ANONYMOUS.tenant:
+                self.anybody = replace(ANONYMOUS, holders=_limited(self._tenant(tenant.tenant)))
             for key in self._of_tenant.get(tenant.tenant, {}).values():
                 self._callers[key.sha256] = (key, self._called(key))
         if self.loaded:
@@ -173,21 +180,32 @@ class Keyring:
             keys=len(self._callers), loopback=self._loopback, allowed=self._allowed
         )
 
+    def _inside(self, caller: Caller) -> Caller:
+        """One that asks from inside, with the limits of its tenant as they are now."""
+        tenant = self._tenant(caller.tenant)
+        if tenant is not None and tenant.purged_unix_ms:
+            raise unauthenticated(f"the tenant '{caller.tenant}' is no more")
+        return replace(caller, holders=_limited(tenant))
+
     def _called(self, key: ApiKey) -> Caller:
-        tenant = self._tenant(key.tenant)
-        holders = [Holder(key_entry(key.key_id), key.limits)]
-        if tenant is not None:
-            holders.append(Holder(tenant_entry(key.tenant), tenant.limits))
+        own = () if key.limits.unlimited else (Holder(key_entry(key.key_id), key.limits),)
         return Caller(
             tenant=key.tenant,
             key_id=key.key_id,
             role=key.role,
             sha256=key.sha256,
-            holders=tuple(holder for holder in holders if not holder.limits.unlimited),
+            holders=own + _limited(self._tenant(key.tenant)),
         )
 
 
 Renew = Callable[[Caller], Caller]
+
+
+def _limited(tenant: Tenant | None) -> tuple[Holder, ...]:
+    """The limits of a tenant, if it has any."""
+    if tenant is None or tenant.limits.unlimited:
+        return ()
+    return (Holder(tenant_entry(tenant.tenant), tenant.limits),)
 
 
 def _place(entry: KeyEntry) -> str:
