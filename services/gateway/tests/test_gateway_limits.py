@@ -210,6 +210,17 @@ async def test_a_sequential_client_of_two_gateways_has_its_one_place(stack: Any)
                 assert answer.status_code == 200, answer.text
 
 
+async def test_a_gateway_that_leaves_brings_its_share_back(stack: Any) -> None:
+    headers = await limited(stack, requests_per_minute=100, concurrency=2)
+    async with stack.another("gateway-00000000dddd") as client:
+        await stack.until(lambda: listed(client, headers["Authorization"].split()[1]))
+        asking = (client.post(CHAT, json=stack.body(), headers=headers) for _ in range(2))
+        assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+    kept = await stack.fleet.bus.bucket(ALLOWANCES, Allowance).get("key.k1")
+    assert kept.value.requests >= 98
+    assert kept.value.places == ()
+
+
 async def test_a_crowd_costs_few_writes(stack: Any) -> None:
     headers = await limited(stack, requests_per_minute=6000)
     revisions = []
