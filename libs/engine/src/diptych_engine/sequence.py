@@ -7,12 +7,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych_contracts.errors import ContextOverflow, Refused, Unverified
+from diptych_contracts.errors import ContextOverflow, Permanent, Refused, Unverified
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Stopping
 from diptych_engine.port import EngineSpec, NewTokens, Phase, SequenceWork
-from diptych_engine.sampling import sample
+from diptych_engine.sampling import chances, sample
 
 
 class StopText(Protocol):
@@ -54,12 +54,14 @@ class LiveSequence:
         Raises:
             ContextOverflow: if the prompt leaves no room for a token, or there is none.
             Refused: if the engine can never hold it.
+            Permanent: if it names a token that the model does not have.
         """
         if not 0 < len(work.prompt_ids) < spec.context_tokens:
             raise ContextOverflow(
                 f"a prompt of 1 to {spec.context_tokens - 1} tokens fits, "
                 f"this one has {len(work.prompt_ids)}"
             )
+        _check_ids(work, spec.vocab_size)
         text = answer_text(work.stopping) if work.stopping.stop else None
         if text is not None and work.answer_ids:
             text.push(work.answer_ids)
@@ -122,7 +124,9 @@ class LiveSequence:
         self.tokens.append(token)
         if self.text is not None:
             self.text.push((token,))
-        return NewTokens(work.key, len(answer), (token,), self.end())
+        top = work.sampling.top_logprobs
+        told = () if top is None else (chances(logits, token, top=top),)
+        return NewTokens(work.key, len(answer), (token,), self.end(), told)
 
     def check_blocks(self) -> None:
         """See that imported KV covers all tokens but the last.
@@ -140,3 +144,12 @@ class LiveSequence:
             at = block.p1
         if at != expected:
             raise Unverified(f"KV covers {at} tokens, expected {expected}")
+
+
+def _check_ids(work: SequenceWork, vocab_size: int) -> None:
+    """Raise `Permanent` for a token beyond the vocabulary: an engine would read past its tables."""
+    biased = [token for token, _ in work.sampling.logit_bias]
+    for ids in (work.prompt_ids, work.answer_ids, biased):
+        if len(ids) and not 0 <= (lowest := min(ids)) <= (highest := max(ids)) < vocab_size:
+            seen = lowest if lowest < 0 else highest
+            raise Permanent(f"expected tokens of [0, {vocab_size}), saw {seen}")
