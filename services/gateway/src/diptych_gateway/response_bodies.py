@@ -36,7 +36,7 @@ class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     text: msgspec.Raw = ABSENT
     reasoning: msgspec.Raw = ABSENT
     truncation: msgspec.Raw = ABSENT
-    top_logprobs: msgspec.Raw = ABSENT
+    top_logprobs: int | None = None
     include: msgspec.Raw = ABSENT
     conversation: msgspec.Raw = ABSENT
     prompt: msgspec.Raw = ABSENT

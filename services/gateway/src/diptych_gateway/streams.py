@@ -12,23 +12,16 @@ from typing import NamedTuple, Protocol
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import PriorityClass
+from diptych_gateway.chance_trail import ChanceTrail, TokenChance
 from diptych_gateway.errors import ApiError, from_end
 from diptych_gateway.metrics import ModelMetrics
 from diptych_gateway.patience import Patience
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_text.answer import AnswerText
+from diptych_text.detokenizing import TokenBytes
 
 MAX_TAKE = 256
 """About 80 KB of events: a slow client holds that and the socket's buffers, whatever waits."""
-
-
-class TokenChance(NamedTuple):
-    """How likely a token of the answer was, and which others were."""
-
-    offset: int
-    """Where its text begins, in characters of the answer's."""
-    chances: tuple[tuple[int, float], ...]
-    """(token, logprob): the chosen one first, then the likeliest, likeliest first."""
 
 
 class Shown(NamedTuple):
@@ -102,6 +95,7 @@ class AnswerStream:
         self._view = RequestView(request.request_id)
         self._held_back: list[tuple[int, JournalPart]] | None = None
         self._text = text
+        self._trail: ChanceTrail | None = None
         self._taken = 0
         self._finished = False
         self._failure: ApiError | None = None
@@ -136,6 +130,11 @@ class AnswerStream:
         first_s = self.first_token_s if self.first_token_s is not None else self._last_token_s
         return first_s - self.arrived_s
 
+    def tell_logprobs(self, codec: TokenBytes) -> None:
+        """Give the logprobs with the pieces; to be said before the journal is heard."""
+        self._trail = ChanceTrail(codec)
+        self._view.logprobs = []
+
     def hold_back(self) -> None:
         """Let what is heard live wait until the journal before it was read."""
         self._held_back = []
@@ -160,6 +159,8 @@ class AnswerStream:
         change = self._view.apply(part)
         if change.new_ids:
             self._measure(len(change.new_ids), now_s)
+        if change.end is not None:
+            self.patience.ended()
         if change.end is not None or (self.eager and change.new_ids):
             self.wake.set()
 
@@ -178,17 +179,36 @@ class AnswerStream:
         """
         ids = self._view.token_ids
         until = min(len(ids), self._taken + MAX_TAKE)
+        yield from self._plain(until) if self._trail is None else self._told(self._trail, until)
+        if until < len(ids):
+            self.wake.set()
+        elif self.end is not None and not self._finished:
+            self._finished = True
+            rest = self._text.finish()
+            told: tuple[TokenChance, ...] = ()
+            if self._trail is not None and not self._text.stopped:
+                told = self._trail.rest()
+            if rest or told:
+                yield Shown(self._taken, rest, told)  # after the last token's own piece
+
+    def _plain(self, until: int) -> Iterator[Shown]:
+        ids = self._view.token_ids
         while self._taken < until:
             text = self._text.push(ids[self._taken : self._taken + 1])
             self._taken += 1
             if text:
                 yield Shown(self._taken - 1, text)
-        if until < len(ids):
-            self.wake.set()
-        elif self.end is not None and not self._finished:
-            self._finished = True
-            if rest := self._text.finish():
-                yield Shown(self._taken, rest)  # after the last token's own piece
+
+    def _told(self, trail: ChanceTrail, until: int) -> Iterator[Shown]:
+        ids, logprobs = self._view.token_ids, self._view.logprobs
+        assert logprobs is not None
+        while self._taken < until:
+            at = self._taken
+            trail.push(ids[at], logprobs[at])
+            text = self._text.push(ids[at : at + 1])
+            self._taken += 1
+            if text:
+                yield Shown(at, text, trail.shown(text))
 
     def fail(self, failure: ApiError) -> None:
         """End it here, whatever the journal will say."""
