@@ -276,12 +276,13 @@ class ChunkWriter:
             codec = self._codec
             return [self._told(codec, shown) for shown in pieces if shown.at > self._after]
         if not self._numbered:
-            return [self._head + _encode(text) + self._tail for _, text, _ in pieces]
-        return [self.text(index, text) for index, text, _ in pieces if index > self._after]
-
-    def text(self, index: int, text: str) -> bytes:
-        """Text that token `index` made showable."""
-        return b"%b%d%b%b%b" % (self._id, index, self._head, _encode(text), self._tail)
+            return [self._head + _encode(shown.text) + self._tail for shown in pieces]
+        id_, after, head, tail = self._id, self._after, self._head, self._tail
+        return [
+            b"%b%d%b%b%b" % (id_, shown.at, head, _encode(shown.text), tail)
+            for shown in pieces
+            if shown.at > after
+        ]
 
     def logprobs(self, codec: TextCodec, told: Sequence[TokenChance]) -> msgspec.Struct:
         """What a chunk says of the tokens of its text."""
