@@ -68,7 +68,7 @@ def test_bytes_are_exact_where_a_token_is_no_whole_character() -> None:
     for token in emoji:
         trail.push(token, ((token, -1.0),))
     told = token_logprobs(CODEC, trail.shown("🙂"))
-    assert bytes(b for token in told for b in token.bytes or []) == "🙂".encode()
+    assert bytes(b for token in told for b in token.bytes) == "🙂".encode()
     assert "�" in told[0].token
     old = completion_logprobs(CODEC, trail_of(emoji))
     assert old.tokens[0].startswith("bytes:\\x")
@@ -83,7 +83,8 @@ def trail_of(token_ids: list[int]) -> Any:
 
 def test_control_tokens_have_a_name_and_no_bytes() -> None:
     (told,) = token_logprobs(CODEC, [tokens_of(EOS_ID)])
-    assert (told.token, told.bytes) == (CODEC.control_text(EOS_ID), None)
+    assert told.token
+    assert (told.token, told.bytes) == (CODEC.control_text(EOS_ID), [])
 
 
 def tokens_of(token: int) -> Any:
@@ -104,7 +105,7 @@ def expected(token: int, top: int) -> dict[str, Any]:
     """What chat says of one token."""
     text = CODEC.token_bytes(token)
     ranked = [
-        {"token": CODEC.control_text(EOS_ID), "logprob": -1.25, "bytes": None},
+        {"token": CODEC.control_text(EOS_ID), "logprob": -1.25, "bytes": []},
         {
             "token": CODEC.token_bytes(token + 1).decode("utf-8", "replace"),
             "logprob": -2.0,

@@ -12,8 +12,8 @@ class TopLogprob(msgspec.Struct):
     token: str
     """What is no whole character stands here as U+FFFD; `bytes` are exact."""
     logprob: float
-    bytes: list[int] | None
-    """None: a control token, which stands for no text."""
+    bytes: list[int]
+    """Empty: a control token, which stands for no text."""
 
 
 class TokenLogprob(TopLogprob):
@@ -61,9 +61,9 @@ def completion_logprobs(
     return found
 
 
-def _spelt(codec: TextCodec, token: int, logprob: float) -> tuple[str, float, list[int] | None]:
+def _spelt(codec: TextCodec, token: int, logprob: float) -> tuple[str, float, list[int]]:
     if codec.is_control(token):
-        return codec.control_text(token), logprob, None
+        return codec.control_text(token), logprob, []
     data = codec.token_bytes(token)
     return data.decode("utf-8", "replace"), logprob, list(data)
 
