@@ -91,4 +91,4 @@ def test_a_token_beyond_the_vocabulary_fails_its_sequence_alone(work: SequenceWo
     """One in a prompt once killed the engine's thread, and its worker with it."""
     failed = [news for news in run(work) if isinstance(news, SequenceFailed)]
     assert [news.permanent for news in failed] == [True]
-    assert "[0, 1000)" in failed[0].detail
+    assert "from 0 to 999" in failed[0].detail
