@@ -158,7 +158,7 @@ class Responses:
     async def _settle(self, turn: Turn) -> None:
         while not turn.stream.over:
             for piece in turn.stream.texts():
-                turn.events.delta(piece.text)
+                turn.delta(piece)
             await asyncio.sleep(0)  # a long answer must not keep the loop to itself
         await self.turns.settle(turn)
 
