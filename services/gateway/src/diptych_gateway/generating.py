@@ -149,6 +149,7 @@ class Generations:
 
         The first has the arrival's id, the others' follow from it. Raises what `accepted` raises.
         """
+        self.allowances.check(self.renewed(arrival.caller), len(calls))
         async with AsyncExitStack() as held:
             found: list[Accepted] = []
             for number, call in enumerate(calls):
