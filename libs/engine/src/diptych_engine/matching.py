@@ -25,7 +25,8 @@ from diptych_text.grammars import matching_limits, spelled
 MAX_KEPT = 64
 """Grammars ready for the next request: about 0.1 MB each."""
 FREE_TOKENS = 128
-"""With more than this left, a token after which no ending is known is taken all the same."""
+"""With more than this left, a token after which no ending is found is taken all the same: then
+the answer is no longer watched over, and may be cut."""
 
 
 class TokenTexts(Protocol):
@@ -145,9 +146,8 @@ class Matcher:
         state, ending = self._state.deep_copy(), self._ending
         if not state.consume_token(token):
             raise Permanent(f"token {token} does not match the grammar: {_first_line(state)}")
-        if ending is None:
-            near = left <= FREE_TOKENS
-            return state, self._endings.shortest(state, tokens=left) if near else None
+        if ending is None:  # the search was in vain once, and costs too much to try every time
+            return state, None
         if ending and ending[0] == token:
             return state, ending[1:]
         if len(ending) <= left and self._endings.holds(state, ending):
