@@ -57,7 +57,7 @@ def check_grammar(grammar: Grammar) -> None:
         spelled(grammar), limits=matching_limits()
     )
     if broken:
-        raise InvalidRequest(messages[0].strip())
+        raise InvalidRequest(_said(messages[0]))
 
 
 def _of_schema(text: str) -> str:
@@ -79,3 +79,9 @@ def _of_schema(text: str) -> str:
         )
     except ValueError as err:
         raise InvalidRequest(str(err).strip()) from err
+
+
+def _said(message: str) -> str:
+    if message.startswith("oneOf constraints are not supported"):
+        return "oneOf: expected alternatives that exclude one another, else say anyOf"
+    return message.strip()
