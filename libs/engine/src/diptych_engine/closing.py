@@ -49,6 +49,8 @@ class Endings:
 
     def holds(self, matcher: LLMatcher, ending: Sequence[int]) -> bool:
         """Whether `ending` still leads from here to where an answer may end."""
+        if not ending:
+            return matcher.is_accepting()
         return matcher.validate_tokens([*ending, self._eos_id]) == len(ending) + 1
 
     def shortest(self, matcher: LLMatcher, *, tokens: int) -> tuple[int, ...] | None:

@@ -5,14 +5,21 @@ space behind `,` and `:` and no other: small models are fond of endless blanks, 
 where they may choose one costs them thought and us tokens.
 """
 
+from typing import Any
+
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.sampling import Grammar
+from diptych_text.subschemas import subschemas
 
 MAX_GRAMMAR_BYTES = 64 * 1024
 """Of its text. The largest of a hundred public kinds of schema has 700."""
+_YEAR = "^(0{0,3}[1-9])"
+_SECOND = "[0-9]{2}:[0-9]{2}:[0-5]"
+_TIGHTER = {"date": _YEAR, "time": f"^{_SECOND}", "date-time": f"{_YEAR}[0-9-]*[Tt]{_SECOND}"}
+"""Patterns that dates and times must match beside their format."""
 
 
 def matching_limits() -> LLParserLimits:
@@ -67,6 +74,8 @@ def _of_schema(text: str) -> str:
         raise InvalidRequest(f"expected JSON: {err}") from err
     if not isinstance(schema, dict):
         raise InvalidRequest(f"expected a JSON object, saw {type(schema).__name__}")
+    if '"format"' in text:
+        text = msgspec.json.encode(_tightened(schema)).decode()
     try:
         return LLMatcher.grammar_from_json_schema(
             text,
@@ -79,6 +88,15 @@ def _of_schema(text: str) -> str:
         )
     except ValueError as err:
         raise InvalidRequest(str(err).strip()) from err
+
+
+def _tightened(schema: dict[str, Any]) -> dict[str, Any]:
+    """`schema` without the year 0 and leap seconds: no clock and few readers know them."""
+    for _, part in subschemas(schema, "schema"):
+        pattern = _TIGHTER.get(str(part.get("format")))
+        if pattern is not None and "pattern" not in part:
+            part["pattern"] = pattern
+    return schema
 
 
 def _said(message: str) -> str:

@@ -5,7 +5,7 @@ llguidance cannot keep is refused by name and place, as is one that JSON Schema 
 may well have been meant to constrain. Annotations pass.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -13,9 +13,8 @@ import msgspec
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.sampling import Grammar
 from diptych_text.grammars import check_grammar
+from diptych_text.subschemas import subschemas
 
-MAX_DEPTH = 64
-"""Levels of schemas within schemas."""
 _MAX_TRIED = 500
 """Subschemas tried one by one to find a culprit: 0.15 s of a thread that is not the event loop's."""
 
@@ -33,9 +32,6 @@ ANNOTATIONS = frozenset(
     | {"contentEncoding", "contentMediaType", "contentSchema", "discriminator"}
 )
 """Keywords that constrain nothing."""
-_SCHEMA = frozenset({"additionalProperties", "items", "additionalItems"})
-_SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 
 
 def check_schema(text: str, *, param: str) -> None:
@@ -54,13 +50,13 @@ def check_schema(text: str, *, param: str) -> None:
         raise _wrong(param, f"expected a JSON schema: {err}") from err
     if not isinstance(schema, dict):
         raise _wrong(param, f"expected a JSON object, saw {type(schema).__name__}")
-    subschemas = list(_subschemas(schema, param))
-    for at, subschema in subschemas:
+    parts = list(subschemas(schema, param))
+    for at, subschema in parts:
         _check_keywords(at, subschema)
     try:
         check_grammar(Grammar(kind="json_schema", text=text))
     except InvalidRequest as err:
-        raise _culprit(schema, subschemas) or _wrong(param, str(err)) from err
+        raise _culprit(schema, parts) or _wrong(param, str(err)) from err
 
 
 def _check_keywords(at: str, schema: Mapping[str, Any]) -> None:
@@ -73,30 +69,12 @@ def _check_keywords(at: str, schema: Mapping[str, Any]) -> None:
         raise _wrong(f"{at}.$ref", f"expected a reference within the schema, saw {reference!r:.80}")
 
 
-def _subschemas(schema: Any, at: str, depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schema and all within it, each with its place; inner ones first."""
-    if depth > MAX_DEPTH:
-        raise _wrong(at, f"expected at most {MAX_DEPTH} levels of schemas within schemas")
-    if not isinstance(schema, dict):
-        return
-    for keyword, value in schema.items():
-        if keyword in _NAMED and isinstance(value, dict):
-            for name, inner in value.items():
-                yield from _subschemas(inner, f"{at}.{keyword}.{name[:60]}", depth + 1)
-        elif keyword in _SCHEMAS and isinstance(value, list):
-            for index, inner in enumerate(value):
-                yield from _subschemas(inner, f"{at}.{keyword}[{index}]", depth + 1)
-        elif keyword in _SCHEMA:
-            yield from _subschemas(value, f"{at}.{keyword}", depth + 1)
-    yield at, schema
-
-
 def _culprit(
-    schema: dict[str, Any], subschemas: list[tuple[str, dict[str, Any]]]
+    schema: dict[str, Any], parts: list[tuple[str, dict[str, Any]]]
 ) -> InvalidRequest | None:
     """What is wrong with the innermost subschema that is wrong by itself."""
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    for at, subschema in subschemas[:_MAX_TRIED]:
+    for at, subschema in parts[:_MAX_TRIED]:
         message = _flaw({**shared, **subschema})
         if message is None:
             continue

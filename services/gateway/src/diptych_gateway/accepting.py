@@ -29,6 +29,7 @@ from diptych_gateway.checking import Call
 from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.measuring import check_fits, may_overflow, overflow
 from diptych_gateway.models import Models, ServedModel
+from diptych_gateway.structured import GrammarChecks
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 
@@ -79,6 +80,7 @@ class Acceptance:
         self._models = models
         self._executor = executor
         self._rng = rng
+        self._grammars = GrammarChecks(executor)
 
     async def request(
         self,
@@ -92,10 +94,13 @@ class Acceptance:
 
         Raises:
             UnknownModel, Transient: see `Models.get`.
-            InvalidRequest: the chat template refuses the messages, or makes nothing of them.
+            InvalidRequest: the chat template refuses the messages, or makes nothing of them; the
+                grammar cannot be obeyed.
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
+        if (grammar := call.sampling.grammar) is not None:
+            await self._grammars.check(grammar, served.card, param=call.grammar_param)
         try:
             prompt_ids = await self._tokenize(call, served)
         except InvalidRequest as err:

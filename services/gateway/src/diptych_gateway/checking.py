@@ -10,6 +10,7 @@ from diptych_gateway.class_checks import priority_class
 from diptych_gateway.harmless import HARMLESS, only, shown, unsupported
 from diptych_gateway.message_checks import conversation
 from diptych_gateway.number_checks import check_numbers, sampling
+from diptych_gateway.structured import response_format
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -28,6 +29,8 @@ class Call:
     messages_param: str = "messages"
     """What the client calls them."""
     sampling: Sampling
+    grammar_param: str = "response_format"
+    """Where `sampling.grammar` comes from."""
     seeded: bool
     stop: tuple[str, ...] = ()
     ignore_eos: bool
@@ -60,10 +63,12 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
     check_numbers(body)
     _harmless(body)
     metadata(body)
+    structure = response_format(body.response_format)
     return ChatCall(
         model=body.model,
         messages=conversation(body.messages),
-        sampling=sampling(body),
+        sampling=sampling(body, structure.grammar),
+        grammar_param=structure.param,
         seeded=body.seed is not None,
         stop=_stop(body.stop),
         ignore_eos=bool(body.ignore_eos),
