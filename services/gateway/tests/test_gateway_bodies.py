@@ -84,7 +84,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", ""),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
