@@ -74,7 +74,7 @@ class Endings:
                 return bytes(found)
             forced = matcher.compute_ff_bytes()
             if not forced:
-                order = self._varied_by(used, found[-1:]) if varied else self._repeating
+                order = self._varied_by(used, bytes(found[-1:])) if varied else self._repeating
                 forced = self._chosen(matcher, order)
                 used = used + Counter(forced) if forced not in _ENDS else Counter()
             if not forced or not matcher.consume_tokens(self._spelled(forced)):

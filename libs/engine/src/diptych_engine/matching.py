@@ -3,10 +3,10 @@
 A matcher's state is a pure function of (grammar, longest length, tokens of the answer). It is never
 stored: a sequence that goes on elsewhere, after a hand-over or a recovery, replays its tokens.
 
-**Ending in time.** Beside its state a matcher keeps an *ending*: tokens that lead from here to where
-the answer may end. A token after which no ending would fit what is left of `max_tokens` is not
-taken; the first token of the ending is. So an answer whose ending fits at its start always ends
-valid, never cut. Far from the end this changes nothing.
+**Ending in time.** Beside its state a matcher keeps an *ending*: tokens that lead from here to a
+place where the answer may end. A token after which no ending would fit what is left of `max_tokens`
+is not taken; the first token of the ending is. So an answer whose ending fits at its start always
+ends valid, never cut. Far from the end this changes nothing.
 """
 
 from collections import OrderedDict

@@ -1,7 +1,8 @@
 """Chooses the next token. A pure function: the random number depends on (seed, index) only.
 
 So an answer is the same whatever else is in the batch, and after a recovery. Filters apply in this
-order: penalties, grammar, temperature, `min_p`, `top_k`, `top_p`; equal logits rank by lower token id.
+order: penalties, grammar, temperature, `min_p`, `top_k`, `top_p`; equal logits rank by lower token
+id.
 """
 
 import hashlib

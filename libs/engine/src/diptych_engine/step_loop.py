@@ -43,8 +43,8 @@ from diptych_engine.port import (
     StepReport,
     never,
 )
-from diptych_engine.preparing import Preparing
 from diptych_engine.prefix_reuse import PrefixReuse
+from diptych_engine.preparing import Preparing
 from diptych_engine.sequence import LiveSequence, StopText
 from diptych_policy.batching import Batcher, BatchLimits, Chunk
 

@@ -13,14 +13,18 @@ _checker = jsonschema.FormatChecker(formats=())
 _checker.checkers = dict(jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers)
 
 
-@_checker.checks("date-time", raises=ValueError)
 def _is_moment(value: object) -> bool:
     return not isinstance(value, str) or bool(datetime.fromisoformat(value.upper()))
 
 
-@_checker.checks("time", raises=ValueError)
 def _is_time(value: object) -> bool:
     return not isinstance(value, str) or bool(datetime.fromisoformat(f"2000-01-01T{value.upper()}"))
+
+
+_checker.checkers |= {
+    "date-time": (_is_moment, (ValueError,)),
+    "time": (_is_time, (ValueError,)),
+}
 
 
 @cache

@@ -73,14 +73,17 @@ def _culprit(
     schema: dict[str, Any], parts: list[tuple[str, dict[str, Any]]]
 ) -> InvalidRequest | None:
     """What is wrong with the innermost subschema that is wrong by itself."""
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    shared: dict[str, Any] = {
+        name: schema[name] for name in ("$defs", "definitions") if name in schema
+    }
     for at, subschema in parts[:_MAX_TRIED]:
         message = _flaw({**shared, **subschema})
         if message is None:
             continue
         for keyword in ("pattern", "format", "oneOf", "$ref", "enum", "type"):
-            alone = {**shared, **{k: subschema[k] for k in (keyword,) if k in subschema}}
-            if keyword in subschema and (narrower := _flaw(alone)) is not None:
+            if keyword not in subschema:
+                continue
+            if (narrower := _flaw({**shared, keyword: subschema[keyword]})) is not None:
                 return _wrong(f"{at}.{keyword}", narrower)
         return _wrong(at, message)
     return None

@@ -140,8 +140,7 @@ def _plain(given: msgspec.Raw, kind: str, at: str) -> Structure:
 def _structure(schema: _Schema, at: str) -> Structure:
     if not _NAME.fullmatch(schema.name):
         raise InvalidRequest(
-            f"'{at}.name': expected 1 to 64 letters, digits, '_' and '-', "
-            f"saw {shown(schema.name)}",
+            f"'{at}.name': expected 1 to 64 letters, digits, '_' and '-', saw {shown(schema.name)}",
             param=f"{at}.name",
         )
     if len(schema.description or "") > _MAX_DESCRIPTION_CHARS:
