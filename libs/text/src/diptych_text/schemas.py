@@ -16,7 +16,7 @@ from diptych_text.grammars import check_grammar
 from diptych_text.subschemas import subschemas
 
 _MAX_TRIED = 500
-"""Subschemas tried one by one to find a culprit: 0.15 s of a thread that is not the event loop's."""
+"""Subschemas tried one by one to find a culprit: 0.15 s, off the event loop."""
 
 OBEYED = frozenset(
     {"type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref"}
