@@ -139,6 +139,14 @@ def test_other_languages_than_json() -> None:
     assert matcher.complete
 
 
+def test_a_grammar_may_ask_for_control_tokens() -> None:
+    grammar = lark('start: <[1]> %json {"type": "object", "required": ["th"]} "!"')
+    ids, matcher = write(grammar, shortest(grammar), seed=1)
+    assert ids[0] == 1
+    assert text_of(ids[1:]).startswith('{"th')
+    assert matcher.complete
+
+
 @pytest.mark.parametrize(
     "grammar",
     [
