@@ -36,13 +36,7 @@ def refusal(schema: Any) -> InvalidRequest:
         ({"$ref": "#/$defs/none"}, "s.$ref"),
         ({"allOf": [{"$ref": "other.json"}]}, "s.allOf[0].$ref"),
         ({"oneOf": [{"type": "string"}, {"const": "a"}]}, "s.oneOf"),
-        (
-            {
-                "properties": {"n": {"minimum": 3, "maximum": 2, "type": "integer"}},
-                "required": ["n"],
-            },
-            "s.properties.n",
-        ),
+        ({"type": "array", "items": {"enum": []}, "minItems": 1}, "s.items.enum"),
         ({"properties": {"n": {"minLength": "3"}}}, "s.properties.n"),
     ],
     ids=lambda value: str(value)[:50],
@@ -84,10 +78,10 @@ def test_limits_are_told() -> None:
 
 
 def test_a_culprit_among_thousands_is_not_looked_for_without_end() -> None:
-    wide = {f"p{n}": {"enum": [n]} for n in range(2000)}
+    wide = {f"p{n}": {"enum": [n]} for n in range(1000)}
     bad = {**wide, "bad": {"type": "integer", "minimum": 2, "maximum": 1}}
-    shared = {"x": {"enum": list(range(3000))}}
-    error = refusal({"properties": bad, "required": ["bad"], "$defs": shared})
+    shared = {"x": {"enum": list(range(2000))}}
+    error = refusal({"type": "object", "properties": bad, "required": ["bad"], "$defs": shared})
     assert error.param == "s"
     assert "bad" in str(error)
 
