@@ -14,7 +14,7 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Stopping
 from diptych_engine.matching import Matcher
 from diptych_engine.port import EngineSpec, NewTokens, Phase, SequenceWork
-from diptych_engine.sampling import sample
+from diptych_engine.sampling import chances, sample
 
 
 class StopText(Protocol):
@@ -140,7 +140,9 @@ class LiveSequence:
         self.tokens.append(token)
         if self.text is not None:
             self.text.push((token,))
-        return NewTokens(self.work.key, len(answer), (token,), self.end())
+        top = self.work.sampling.top_logprobs
+        told = () if top is None else (chances(logits, token, top=top),)
+        return NewTokens(self.work.key, len(answer), (token,), self.end(), told)
 
     def _next(self, logits: NDArray[np.float32], answer: list[int]) -> int | None:
         """The next token; None: a grammar ends the answer here."""
