@@ -30,7 +30,7 @@ def refusal(schema: Any) -> InvalidRequest:
             {"additionalProperties": {"dependentRequired": {}}},
             "s.additionalProperties.dependentRequired",
         ),
-        ({"properties": {"a": {"type": "strin"}}}, "s.properties.a.type"),
+        ({"properties": {"a": {"type": "texts"}}}, "s.properties.a.type"),
         ({"items": {"format": "stardate"}}, "s.items.format"),
         ({"items": {"pattern": "(?<!a)b"}}, "s.items.pattern"),
         ({"$ref": "#/$defs/none"}, "s.$ref"),
