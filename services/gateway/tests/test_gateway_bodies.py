@@ -97,7 +97,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"1" * n: 1 for n in range(9000, 9010)}}, "logit_bias", ""),
     ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
     ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", ""),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),

@@ -66,7 +66,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", None),
     ({"diptych": {"link": "rdma"}}, "diptych.link", None),
     ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_parameter"),
-    ({"text": {"format": {"type": "json_object"}}}, "text", "unsupported_parameter"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", None),
     ({"reasoning": {"effort": "high"}}, "reasoning", "unsupported_parameter"),
     ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),

@@ -44,3 +44,5 @@ class ModelCard(Message, frozen=True, kw_only=True, tag="model_card.1"):
     """The model's own Jinja template."""
     created_unix_s: int = 0
     owner: str = "diptych"
+    grammars: bool = False
+    """Whether its engine obeys `Sampling.grammar`."""

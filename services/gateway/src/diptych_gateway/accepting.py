@@ -30,6 +30,7 @@ from diptych_gateway.checking import Call, Prompt
 from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.measuring import check_fits, may_overflow, overflow
 from diptych_gateway.models import Models, ServedModel
+from diptych_gateway.structured import GrammarChecks
 from diptych_gateway.token_checks import check_bias
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
@@ -81,6 +82,7 @@ class Acceptance:
         self._models = models
         self._executor = executor
         self._rng = rng
+        self._grammars = GrammarChecks(executor)
 
     async def request(
         self,
@@ -94,11 +96,14 @@ class Acceptance:
 
         Raises:
             UnknownModel, Transient: see `Models.get`.
-            InvalidRequest: the chat template refuses the messages, or makes nothing of them.
+            InvalidRequest: the chat template refuses the messages, or makes nothing of them; the
+                grammar cannot be obeyed.
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
         check_bias(call.sampling.logit_bias, served.card)
+        if (grammar := call.sampling.grammar) is not None:
+            await self._grammars.check(grammar, served.card, param=call.grammar_param)
         prompt_ids = await self.prompt_ids(call, served)
         sampling = call.sampling
         if not call.seeded:

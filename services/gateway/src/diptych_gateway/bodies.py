@@ -81,9 +81,9 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     logit_bias: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
     # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
     store: msgspec.Raw = ABSENT
-    response_format: msgspec.Raw = ABSENT
     tools: msgspec.Raw = ABSENT
     tool_choice: msgspec.Raw = ABSENT
     parallel_tool_calls: msgspec.Raw = ABSENT

@@ -15,7 +15,6 @@ _HARMLESS_BYTES = 1024
 """More than any of the harmless values, with generous spaces."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),

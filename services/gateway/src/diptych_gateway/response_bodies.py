@@ -30,12 +30,12 @@ class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     max_output_tokens: int | None = None
     store: bool | None = None
     background: bool | None = None
+    text: msgspec.Raw = ABSENT
     # Accepted only with the value that asks for nothing (`response_checking.HARMLESS`).
     tools: msgspec.Raw = ABSENT
     tool_choice: msgspec.Raw = ABSENT
     parallel_tool_calls: msgspec.Raw = ABSENT
     max_tool_calls: msgspec.Raw = ABSENT
-    text: msgspec.Raw = ABSENT
     reasoning: msgspec.Raw = ABSENT
     truncation: msgspec.Raw = ABSENT
     top_logprobs: int | None = None

@@ -24,6 +24,7 @@ from diptych_gateway.response_bodies import (
     decode_kind,
     decode_message,
 )
+from diptych_gateway.structured import Structure, text_settings
 
 _PARTS = ("input_text", "output_text", "text")
 
@@ -32,12 +33,6 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "max_tool_calls": (),
-    "text": (
-        {},
-        {"format": {"type": "text"}},
-        {"format": {"type": "text"}, "verbosity": "medium"},
-        {"verbosity": "medium"},
-    ),
     "reasoning": ({}, {"effort": None}, {"effort": "none"}),
     "truncation": ("disabled",),
     "conversation": (),
@@ -58,6 +53,7 @@ class ResponseCall:
     input: tuple[StoredMessage, ...]
     metadata: dict[str, str]
     sampling: Sampling
+    structure: Structure
     forced: Forced
     priority_class: PriorityClass
     store: bool
@@ -83,6 +79,7 @@ class ResponseCall:
             ],
             messages_param="input",
             sampling=self.sampling,
+            grammar_param=self.structure.param,
             seeded=body.seed is not None,
             ignore_eos=bool(body.ignore_eos),
             max_tokens=body.max_output_tokens,
@@ -110,11 +107,15 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
         raise InvalidRequest(
             "'background' answers must be stored: expected 'store': true", param="background"
         )
+    structure = text_settings(body.text)
     return ResponseCall(
         body=_light(body),
         input=_input(body.input),
         metadata=metadata(body),
-        sampling=msgspec.structs.replace(sampling(body), top_logprobs=top_logprobs),
+        sampling=msgspec.structs.replace(
+            sampling(body, structure.grammar), top_logprobs=top_logprobs
+        ),
+        structure=structure,
         forced=forced(body),
         priority_class=priority_class(body),
         store=store,
@@ -151,7 +152,12 @@ def included_logprobs(body: ResponseBody) -> int | None:
 def _light(body: ResponseBody) -> ResponseBody:
     """`body` without what has been read: that would hold its bytes as long as the answer lasts."""
     return msgspec.structs.replace(
-        body, input="", metadata=ABSENT, include=ABSENT, **dict.fromkeys(HARMLESS, ABSENT)
+        body,
+        input="",
+        metadata=ABSENT,
+        text=ABSENT,
+        include=ABSENT,
+        **dict.fromkeys(HARMLESS, ABSENT),
     )
 
 

@@ -87,7 +87,7 @@ class TextFormat(msgspec.Struct, frozen=True):
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    format: TextFormat = TextFormat()
+    format: TextFormat | msgspec.Raw = TextFormat()
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
@@ -206,6 +206,11 @@ def _usage(stored: StoredResponse, answer: StoredAnswer) -> ResponseUsage:
     )
 
 
+def _text(stored: StoredResponse) -> TextSettings:
+    form = stored.text_format
+    return TextSettings(msgspec.Raw(form.encode())) if form else TextSettings()
+
+
 def _object(stored: StoredResponse, *, status: Status, **ending: Any) -> ResponseObject:
     return ResponseObject(
         id=stored.response_id,
@@ -220,6 +225,7 @@ def _object(stored: StoredResponse, *, status: Status, **ending: Any) -> Respons
         store=stored.store,
         temperature=stored.sampling.temperature,
         top_p=stored.sampling.top_p,
+        text=_text(stored),
         presence_penalty=stored.sampling.presence_penalty,
         frequency_penalty=stored.sampling.frequency_penalty,
         top_logprobs=stored.sampling.top_logprobs or 0,
