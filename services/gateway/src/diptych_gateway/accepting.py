@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from diptych_contracts.prompts import MAX_INLINE_TOKENS, compact
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import GATEWAY_HEADER
+from diptych_gateway.answer_plans import answer_format, grammar, template_variables
 from diptych_gateway.checking import Call
 from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.measuring import check_fits, may_overflow, overflow
@@ -90,8 +92,9 @@ class Acceptance:
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
+        variables = template_variables(call.effort, served.codec, param=call.effort_param)
         try:
-            prompt_ids = await self._tokenize(call, served)
+            prompt_ids = await self._tokenize(call, served, variables)
         except InvalidRequest as err:
             err.param = call.messages_param  # the template knows them as `messages`
             raise
@@ -100,6 +103,9 @@ class Acceptance:
         sampling = call.sampling
         if not call.seeded:
             sampling = msgspec.structs.replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
+        made = answer_format(call.tooling, served.codec, prompt_ids)
+        if (forced := grammar(made, call.tooling, served.codec)) is not None:
+            sampling = msgspec.structs.replace(sampling, grammar=forced)
         request = Request(
             request_id=request_id,
             gateway=identity.gateway,
@@ -122,6 +128,7 @@ class Acceptance:
             forced=call.forced,
             resume=call.resume,
             background=call.background,
+            answer_format=made,
             created_unix_ms=self._unix_ms(),
         )
         if len(prompt_ids) <= MAX_INLINE_TOKENS:
@@ -184,19 +191,22 @@ class Acceptance:
                 raise BusAway(f"the request was not accepted within {timeout_s:g} s") from err
             return
 
-    async def _tokenize(self, call: Call, served: ServedModel) -> Sequence[int]:
+    async def _tokenize(
+        self, call: Call, served: ServedModel, variables: dict[str, Any]
+    ) -> Sequence[int]:
+        tools = call.tooling.tools if call.tooling is not None else ()
         if call.text_chars + MESSAGE_CHARS * len(call.messages) < LONG_TEXT_CHARS:
-            return served.codec.encode_chat(call.messages)
+            return served.codec.encode_chat(call.messages, tools=tools, variables=variables)
         loop, most = asyncio.get_running_loop(), served.card.context_tokens
         if may_overflow(call.text_chars, most):
             await check_fits(
-                [message["content"] for message in call.messages],
+                [message["content"] or "" for message in call.messages],
                 partial(_count, served.far_codec),
                 context_tokens=most,
                 executor=self._executor,
                 param=call.messages_param,
             )
-        parts = served.far_codec.chat_parts(call.messages)
+        parts = served.far_codec.chat_parts(call.messages, tools=tools, variables=variables)
         ids = compact(served.card.vocab_size)
         # Others' texts have their turn on that thread between two parts.
         while part := await loop.run_in_executor(self._executor, _next_part, parts, ids):

@@ -64,9 +64,23 @@ class Usage(msgspec.Struct):
     diptych: PathTaken
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
@@ -86,10 +100,23 @@ class Chunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+class WholeFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str = ""
+
+
+class WholeCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: WholeFunction
+
+
 class AnswerMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
     refusal: None = None
+    tool_calls: list[WholeCall] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, kw_only=True):
@@ -163,9 +190,11 @@ def usage(stream: AnswerStream) -> Usage:
     return Usage(prompt_tokens, tokens, prompt_tokens + tokens, details, path)
 
 
-def completion(heading: Heading, stream: AnswerStream, *, text: str) -> bytes:
+def completion(
+    heading: Heading, stream: AnswerStream, message: AnswerMessage, *, reason: str
+) -> bytes:
     """A whole answer."""
-    choice = Choice(message=AnswerMessage(content=text), finish_reason=finish_reason(stream))
+    choice = Choice(message=message, finish_reason=reason)
     return _encode(
         Completion(
             id=heading.answer_id,

@@ -8,7 +8,8 @@ from starlette.types import Receive, Scope, Send
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.requests import Request
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading, completion
+from diptych_gateway.answer_parts import chunk_writer, reason_of_message, whole_message
+from diptych_gateway.answers import Heading, completion
 from diptych_gateway.bodies import decode
 from diptych_gateway.chat_resuming import ChatResumption, wanted_by_event_id
 from diptych_gateway.checking import ChatCall, check
@@ -57,7 +58,9 @@ class ChatCompletions:
                 del body
                 came = arrival(scope, arrived_s=arrived_s)
                 async with self.generations.accepted(call, came, _answer_id) as accepted:
-                    call = replace(call, messages=[])  # while the answer lasts nobody needs them
+                    call = replace(
+                        call, messages=[], tooling=None
+                    )  # while the answer lasts nobody needs them
                     async with watched(accepted.stream, receive):
                         await _deliver(accepted, call, send)
         except ClientGone:
@@ -72,12 +75,15 @@ def _judge(body: bytes, scope: Scope) -> ChatCall:
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:
     request, stream = accepted.request, accepted.stream
+    made = request.answer_format
     heading = Heading(request.request_id, request.created_unix_ms // 1000, accepted.served.card)
     if call.stream:
-        writer = ChunkWriter(heading, include_usage=call.include_usage)
+        writer = chunk_writer(heading, made, include_usage=call.include_usage)
         await deliver(stream, writer, EventStream(send))
     elif (text := await deliver_whole(stream)) is not None:
-        await send_json(send, 200, completion(heading, stream, text=text))
+        message = whole_message(text, made, request.request_id)
+        reason = reason_of_message(stream, message)
+        await send_json(send, 200, completion(heading, stream, message, reason=reason))
 
 
 async def _answer_id(request: Request, served: ServedModel) -> str:

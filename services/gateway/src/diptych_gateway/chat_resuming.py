@@ -13,12 +13,14 @@ from urllib.parse import parse_qsl
 from starlette.types import Receive, Scope, Send
 
 from diptych_bus.port import Bus
+from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import AnswerHead, PriorityClass, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading, completion
+from diptych_gateway.answer_parts import chunk_writer, reason_of_message, whole_message
+from diptych_gateway.answers import Heading, completion
 from diptych_gateway.delivering import EventStream, deliver, deliver_whole, send_json
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Generations, arrival, watched
@@ -80,6 +82,10 @@ class Resumed:
         return self.head.priority_class
 
     @property
+    def answer_format(self) -> AnswerFormat | None:
+        return self.head.answer_format
+
+    @property
     def answer_id(self) -> str:
         return f"chatcmpl-{self.request_id}"
 
@@ -114,12 +120,17 @@ class ChatResumption:
             async with self.resumption.reading(stream, resumed), watched(stream, receive):
                 heading = Heading(wanted.request_id, head.created_unix_ms // 1000, served.card)
                 if wanted.stream:
-                    writer = ChunkWriter(
-                        heading, include_usage=wanted.include_usage, after=wanted.after
+                    writer = chunk_writer(
+                        heading,
+                        head.answer_format,
+                        include_usage=wanted.include_usage,
+                        after=wanted.after,
                     )
                     await deliver(stream, writer, EventStream(send))
                 elif (text := await deliver_whole(stream)) is not None:
-                    await send_json(send, 200, completion(heading, stream, text=text))
+                    message = whole_message(text, head.answer_format, wanted.request_id)
+                    reason = reason_of_message(stream, message)
+                    await send_json(send, 200, completion(heading, stream, message, reason=reason))
 
     async def _found(self, request_id: RequestId) -> Resumed:
         bucket = self.bus.bucket(REQUEST_RECORDS, RequestRecord)

@@ -1,6 +1,7 @@
 """From a body's types to a request's meaning: every value is judged here, none is ignored."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Forced, PriorityClass
@@ -8,8 +9,9 @@ from diptych_contracts.sampling import Sampling
 from diptych_gateway.bodies import ChatBody, CommonBody, StreamOptions, decode_metadata
 from diptych_gateway.class_checks import priority_class
 from diptych_gateway.harmless import HARMLESS, only, shown, unsupported
-from diptych_gateway.message_checks import conversation
+from diptych_gateway.message_checks import conversation, text_chars
 from diptych_gateway.number_checks import check_numbers, sampling
+from diptych_gateway.tooling import Tooling, offered
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -24,7 +26,7 @@ class Call:
     """What a client wants generated, judged."""
 
     model: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     messages_param: str = "messages"
     """What the client calls them."""
     sampling: Sampling
@@ -36,11 +38,16 @@ class Call:
     priority_class: PriorityClass
     resume: bool = False
     background: bool = False
+    tooling: Tooling | None = None
+    """The tools the model is told of."""
+    effort: str | None = None
+    effort_param: str = "reasoning_effort"
 
     @property
     def text_chars(self) -> int:
         """How much text there is to tokenize."""
-        return sum(len(message["content"]) for message in self.messages)
+        tools = self.tooling.chars if self.tooling is not None else 0
+        return text_chars(self.messages) + tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,8 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
         forced=forced(body),
         priority_class=priority_class(body),
         resume=resume,
+        tooling=offered(body.tools, body.tool_choice, body.parallel_tool_calls).tooling,
+        effort=body.reasoning_effort,
         stream=bool(body.stream),
         include_usage=_include_usage(body),
     )

@@ -18,8 +18,8 @@ from diptych_gateway.records import Records
 from diptych_policy.attendance import Attendance, grace_s
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_telemetry import logger
-from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_text.marked_answer import answer_text
 
 GIVEN_UP = "the client left and did not come back"
 _LAST_WORDS_S = 60.0
@@ -44,7 +44,8 @@ class _Kept:
     def answer(self, ended_unix_s: int) -> StoredAnswer:
         assert self.view.end is not None
         ids = self.view.token_ids
-        text = AnswerText(self.codec, self.request.stopping.stop)
+        request = self.request
+        text = answer_text(self.codec, request.stopping.stop, request.answer_format)
         return StoredAnswer(
             deltas=tuple(deltas(text, ids)),
             tokens=len(ids),

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import PriorityClass
@@ -61,6 +62,9 @@ class Asked(Protocol):
 
     @property
     def priority_class(self) -> PriorityClass: ...
+
+    @property
+    def answer_format(self) -> AnswerFormat | None: ...
 
 
 class AnswerStream:

@@ -18,11 +18,13 @@ from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
 from diptych_gateway.response_checking import ResponseCall
 from diptych_gateway.response_events import ResponseEvents
-from diptych_gateway.response_objects import has_item
+from diptych_gateway.response_items import spoken
+from diptych_gateway.response_objects import has_item, items
+from diptych_gateway.response_part_events import events_of
 from diptych_gateway.resuming import Resumption
 from diptych_gateway.streams import AnswerStream
 from diptych_telemetry import logger
-from diptych_text.answer import AnswerText
+from diptych_text.marked_answer import answer_text
 from diptych_text.metering import MAX_CHARS
 
 MAX_TURNS = 512
@@ -48,7 +50,7 @@ class Past:
     @property
     def chars(self) -> int:
         """How much text they are."""
-        return sum(len(message.text) for message in self.messages)
+        return sum(map(message_chars, self.messages))
 
 
 log = logger(__name__)
@@ -123,7 +125,7 @@ class Turns:
         try:
             async with self.generations.accepted(generation, arrival, prepare) as accepted:
                 (stored,) = made
-                events = ResponseEvents(stored, stream_id=stream_id)
+                events = events_of(stored, stream_id=stream_id)
                 made.clear()
                 turn = Turn(stored, accepted.stream, events, asked if at_hand else None)
                 # While the answer lasts nobody needs the messages, megabytes perhaps.
@@ -153,7 +155,7 @@ class Turns:
         served = self.models.get(stored.model)
         stream = self.generations.stream(stored, served.codec, arrival)
         async with self.resumption.reading(stream, stored):
-            yield Turn(stored, stream, ResponseEvents(stored, after=after))
+            yield Turn(stored, stream, events_of(stored, after=after))
 
     async def warm_up(
         self, call: ResponseCall, arrival: Arrival, *, local: Mapping[str, Past]
@@ -186,7 +188,7 @@ class Turns:
         ids, end = found
         codec = self.models.get(stored.model).codec
         answer = StoredAnswer(
-            deltas=tuple(deltas(AnswerText(codec), ids)),
+            deltas=tuple(deltas(answer_text(codec, made=stored.answer_format), ids)),
             tokens=len(ids),
             end=end,
             ended_unix_s=int(time()),
@@ -210,9 +212,9 @@ class Turns:
                 text = f"expected a conversation of at most {MAX_TURNS} turns, saw a longer one"
                 raise InvalidRequest(text, param="previous_response_id")
             stored = await self._previous(wanted)
-            turns.append((*(stored.history or ()), *stored.input, *said(stored.answer)))
+            turns.append((*(stored.history or ()), *stored.input, *said(stored)))
             messages += len(turns[-1])
-            chars += sum(len(message.text) for message in turns[-1])
+            chars += sum(map(message_chars, turns[-1]))
             check_count(messages, "messages in a conversation", param="previous_response_id")
             if chars > MAX_HISTORY_CHARS:
                 text = f"the conversation has more than {MAX_HISTORY_CHARS} characters"
@@ -262,6 +264,11 @@ class Turns:
             metadata=tuple(call.metadata.items()),
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
+            answer_format=request.answer_format,
+            tools=call.offered.tools,
+            tool_choice=call.offered.choice,
+            parallel_tool_calls=call.offered.parallel,
+            reasoning_effort=call.effort,
         )
 
     async def _forget(self, stored: StoredResponse) -> None:
@@ -271,8 +278,18 @@ class Turns:
             log.warning("response_left_over", request_id=stored.request_id, error=str(err))
 
 
-def said(answer: StoredAnswer | None) -> History:
-    """An answer as the message the next turn reads; none if nothing was said."""
+def said(stored: StoredResponse, answer: StoredAnswer | None = None) -> History:
+    """An answer (`stored`'s own, if none is given) as the message the next turn reads, if any."""
+    answer = answer or stored.answer
     if answer is None or not has_item(answer):
         return ()
+    if stored.answer_format is not None:
+        message = spoken(items(stored, answer))
+        return () if message is None else (message,)
     return (StoredMessage(role="assistant", text="".join(answer.deltas)),)
+
+
+def message_chars(message: StoredMessage) -> int:
+    """How much text a message is."""
+    calls = sum(len(call.name) + len(call.arguments) for call in message.calls)
+    return len(message.text) + len(message.reasoning) + calls
