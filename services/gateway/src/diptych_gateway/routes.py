@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from diptych_contracts.cards import ModelCard
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.envelope import Envelope
+from diptych_gateway.identity import Identity
 from diptych_gateway.models import Models
 from diptych_gateway.reading import JSON
 from diptych_gateway.responses import Answering, Responses
@@ -101,7 +102,7 @@ def application(
         ],
         redirect_slashes=False,
     )
-    return Envelope(router, rng=rng, endpoint=endpoint)
+    return Envelope(Identity(router), rng=rng, endpoint=endpoint)
 
 
 def endpoint(path: str) -> str:
