@@ -314,3 +314,19 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], param: str) -> None
     assert getattr(caught.value, "param", None) == param
     if param == "functions":
         assert "'tools' has taken its place" in str(caught.value)
+
+
+async def test_each_of_several_answers_has_its_calls(run_stack: Any) -> None:
+    async with run_stack(says(TWO_CALLS)) as stack:
+        choices = (await stack.chat(tools=TOOLS, n=2)).json()["choices"]
+        ids = {call["id"] for choice in choices for call in choice["message"]["tool_calls"]}
+        assert len(ids) == 4
+        assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "tool_calls"]
+        streamed = await stack.events(tools=TOOLS, n=2)
+        for index in range(2):
+            own = [
+                (number, chunk)
+                for number, chunk in streamed
+                if chunk != "[DONE]" and chunk["choices"][0]["index"] == index
+            ]
+            assert len(put_together(own)["calls"]) == 2

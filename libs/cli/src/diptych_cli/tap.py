@@ -21,7 +21,10 @@ CHATTER = ("beat.", "load.", "power.", "live.", "$JS.", "_INBOX.")
 """Not shown unless asked for: telemetry many times a second, what was shown when it was stored, and
 the server's own business."""
 _DELIVERY = "$JS.ACK."
-IDS = ("prompt_ids", "prefix_ids", "first_ids", "token_ids", "block_hashes")
+IDS = (
+    *("prompt_ids", "prefix_ids", "first_ids", "token_ids", "block_hashes"),
+    *("logprobs", "first_logprobs"),
+)
 """What people wrote, and what they were answered."""
 _CHUNK = re.compile(r"\$O\.[^.]+\.C\.")
 _CONNECT_S = 3.0

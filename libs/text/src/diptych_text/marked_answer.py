@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from diptych_contracts.answer_formats import AnswerFormat
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_text.detokenizing import TokenBytes
 from diptych_text.formats import markers_of
 
 
@@ -21,6 +22,22 @@ def answer_text(
     if not markers:
         return AnswerText(codec, stop)
     return MarkedText(codec, stop, {token: text for text, token in markers.items()})
+
+
+def spelling(codec: TextCodec, made: AnswerFormat | None) -> TokenBytes:
+    """The bytes of an answer's tokens, as `answer_text` makes them text."""
+    markers = {} if made is None else codec.control_ids(markers_of(made))
+    return _Spelling(codec, markers) if markers else codec
+
+
+class _Spelling:
+    def __init__(self, codec: TextCodec, markers: Mapping[str, int]) -> None:
+        self._codec = codec
+        self._markers = {token: text.encode() for text, token in markers.items()}
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, a marker's too."""
+        return self._markers.get(token_id) or self._codec.token_bytes(token_id)
 
 
 class MarkedText(AnswerText):

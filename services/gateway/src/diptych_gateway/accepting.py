@@ -13,6 +13,7 @@ import msgspec
 
 from diptych_bus.port import Bus
 from diptych_contracts import subjects
+from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import (
     BusAway,
     ContextOverflow,
@@ -27,10 +28,11 @@ from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import GATEWAY_HEADER
 from diptych_gateway.answer_plans import answer_format, grammar, template_variables
-from diptych_gateway.checking import Call
+from diptych_gateway.checking import Call, Prompt
 from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.measuring import check_fits, may_overflow, overflow
 from diptych_gateway.models import Models, ServedModel
+from diptych_gateway.token_checks import check_bias
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 
@@ -98,18 +100,14 @@ class Acceptance:
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
-        variables = template_variables(call.effort, served.codec, param=call.effort_param)
-        try:
-            prompt_ids = await self._tokenize(call, served, variables)
-        except InvalidRequest as err:
-            err.param = call.messages_param  # the template knows them as `messages`
-            raise
-        if not prompt_ids:
-            raise InvalidRequest("the messages hold no text at all", param=call.messages_param)
+        check_bias(call.sampling.logit_bias, served.card)
+        prompt_ids = await self.prompt_ids(call, served)
         sampling = call.sampling
         if not call.seeded:
             sampling = msgspec.structs.replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
-        made = answer_format(call.tooling, served.codec, prompt_ids)
+        made = None
+        if call.prompt is None or call.prompt.chat:
+            made = answer_format(call.tooling, served.codec, prompt_ids)
         if (forced := grammar(made, call.tooling, served.codec)) is not None:
             sampling = msgspec.structs.replace(sampling, grammar=forced)
         request = Request(
@@ -145,6 +143,28 @@ class Acceptance:
             partial(named, prompt_ids, request_id, tenant=request.tenant, card=served.card),
         )
         return msgspec.structs.replace(request, prompt=ref), served, prompt
+
+    def served(self, model: str) -> ServedModel:
+        """The model of that name. Raises what `Models.get` raises."""
+        return self._models.get(model)
+
+    async def prompt_ids(self, call: Call, served: ServedModel) -> Sequence[int]:
+        """The tokens of `call`'s messages or prompt, at least one.
+
+        Raises:
+            InvalidRequest: there is no text, it cannot be told in tokens, or a token is none.
+            ContextOverflow: there are too many.
+        """
+        variables = template_variables(call.effort, served.codec, param=call.effort_param)
+        try:
+            prompt_ids = await self._tokenize(call, served, variables)
+        except InvalidRequest as err:
+            err.param = call.messages_param  # the template knows them as `messages`
+            raise
+        if not prompt_ids:
+            what = "the messages hold" if call.prompt is None else "the prompt holds"
+            raise InvalidRequest(f"{what} no text at all", param=call.messages_param)
+        return prompt_ids
 
     async def store(self, request: Request, prompt: bytes = b"", *, timeout_s: float) -> None:
         """Have JetStream's word that it holds `request`, a long `prompt` of it first.
@@ -201,19 +221,42 @@ class Acceptance:
     async def _tokenize(
         self, call: Call, served: ServedModel, variables: dict[str, Any]
     ) -> Sequence[int]:
+        if call.prompt is not None:
+            return await self._tokenize_text(call, call.prompt, served)
         tools = call.tooling.tools if call.tooling is not None else ()
         if call.text_chars + MESSAGE_CHARS * len(call.messages) < LONG_TEXT_CHARS:
             return served.codec.encode_chat(call.messages, tools=tools, variables=variables)
-        loop, most = asyncio.get_running_loop(), served.card.context_tokens
-        if may_overflow(call.text_chars, most):
-            await check_fits(
-                [message["content"] or "" for message in call.messages],
-                partial(_count, served.far_codec),
-                context_tokens=most,
-                executor=self._executor,
-                param=call.messages_param,
-            )
+        if may_overflow(call.text_chars, served.card.context_tokens):
+            texts = [message["content"] or "" for message in call.messages]
+            await self._check_fits(texts, call, served)
         parts = served.far_codec.chat_parts(call.messages, tools=tools, variables=variables)
+        return await self._gathered(parts, call, served)
+
+    async def _tokenize_text(
+        self, call: Call, prompt: Prompt, served: ServedModel
+    ) -> Sequence[int]:
+        if prompt.ids is not None:
+            check_known(prompt, served.card)
+            return prompt.ids
+        if call.text_chars < LONG_TEXT_CHARS:
+            return served.codec.encode(prompt.text)
+        if may_overflow(call.text_chars, served.card.context_tokens):
+            await self._check_fits([prompt.text], call, served)
+        return await self._gathered(served.far_codec.text_parts(prompt.text), call, served)
+
+    async def _check_fits(self, texts: list[str], call: Call, served: ServedModel) -> None:
+        await check_fits(
+            texts,
+            partial(_count, served.far_codec),
+            context_tokens=served.card.context_tokens,
+            executor=self._executor,
+            param=call.messages_param,
+        )
+
+    async def _gathered(
+        self, parts: Iterator[list[int]], call: Call, served: ServedModel
+    ) -> Sequence[int]:
+        loop, most = asyncio.get_running_loop(), served.card.context_tokens
         ids = compact(served.card.vocab_size)
         # Others' texts have their turn on that thread between two parts.
         while part := await loop.run_in_executor(self._executor, _next_part, parts, ids):
@@ -229,6 +272,13 @@ def _next_part(parts: Iterator[list[int]], kind: "array[int]") -> "array[int] | 
         if part:
             return array(kind.typecode, part)
     return None
+
+
+def check_known(prompt: Prompt, card: ModelCard) -> None:
+    """Raise `InvalidRequest` for a token that the model does not have."""
+    if prompt.highest >= card.vocab_size:
+        text = f"'prompt': expected token ids below {card.vocab_size}, saw {prompt.highest}"
+        raise InvalidRequest(text, param="prompt")
 
 
 def _count(codec: TextCodec, text: str) -> int:
@@ -252,12 +302,14 @@ def room(
     if asked is None:
         if left >= 1:
             return min(left, default_tokens)
-        wanted = f"the messages alone have {prompt_tokens}"
+        alone = "the prompt alone has" if param == "prompt" else "the messages alone have"
+        wanted = f"{alone} {prompt_tokens}"
     elif asked <= left:
         return asked
     else:
         total = prompt_tokens + asked
-        wanted = f"{total} were asked for: {prompt_tokens} in the messages, {asked} to generate"
+        where = "prompt" if param == "prompt" else "messages"
+        wanted = f"{total} were asked for: {prompt_tokens} in the {where}, {asked} to generate"
     raise ContextOverflow(
         f"this model's context holds {context_tokens} tokens, but {wanted}", param=param
     )

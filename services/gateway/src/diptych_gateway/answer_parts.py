@@ -3,10 +3,11 @@
 All that one token brought about is one chunk, so that a client may go on after any of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, Raw
+from msgspec.json import encode
 
 from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.ids import RequestId
@@ -14,6 +15,8 @@ from diptych_contracts.journal import EndReason
 from diptych_gateway.answers import (
     AnswerMessage,
     CallDelta,
+    Choice,
+    Chunk,
     ChunkWriter,
     Delta,
     FunctionDelta,
@@ -22,7 +25,9 @@ from diptych_gateway.answers import (
     WholeFunction,
     finish_reason,
 )
+from diptych_gateway.logprob_objects import ChoiceLogprobs, token_logprobs
 from diptych_gateway.streams import AnswerStream, Shown
+from diptych_text.codec import TextCodec
 from diptych_text.parsing import AnswerParser
 from diptych_text.parts import CallArguments, CallBegun, Part, Reasoning, Text
 
@@ -77,9 +82,15 @@ class PartsWriter(ChunkWriter):
         chunks: list[bytes] = []
         for shown in pieces:
             parts = self._parser.push(shown.text)
-            if parts and shown.at > self._after:
-                chunks += self.delta(shown.at, self._delta_of(parts))
+            if (parts or shown.logprobs) and shown.at > self._after:
+                chunks += self._unseen(shown.at, self._with_logprobs(parts, shown))
         return chunks
+
+    def _with_logprobs(self, parts: list[Part], shown: Shown) -> Chunk:
+        logprobs = None
+        if self._codec is not None:
+            logprobs = Raw(encode(self.logprobs(self._codec, shown.logprobs)))
+        return self._chunk(self._delta_of(parts), logprobs=logprobs)
 
     def finish(self, stream: AnswerStream, reason: str | None = None) -> list[bytes]:
         """The last chunk: with what was held back until the end."""
@@ -88,7 +99,7 @@ class PartsWriter(ChunkWriter):
         return self._unseen(stream.tokens + 1, self._chunk(delta, finish_reason=why))
 
     def _delta_of(self, parts: list[Part]) -> Delta:
-        return delta_of(parts, self._heading.request_id, choice=self._choice)
+        return delta_of(parts, self._heading.request_id, choice=self.choice)
 
 
 def reason_of(stream: AnswerStream, calls: int) -> str:
@@ -97,14 +108,33 @@ def reason_of(stream: AnswerStream, calls: int) -> str:
     return CALLS if calls and reason == EndReason.STOP.value else reason
 
 
-def whole_message(
-    text: str, made: AnswerFormat | None, request_id: RequestId, *, choice: int = 0
-) -> AnswerMessage:
+def whole_choice(
+    stream: AnswerStream,
+    pieces: Sequence[Shown],
+    made: AnswerFormat | None,
+    *,
+    codec: TextCodec | None,
+    index: int = 0,
+) -> Choice:
+    """One whole answer of a call; with `codec`, its logprobs are told."""
+    told = [chance for shown in pieces for chance in shown.logprobs]
+    text = "".join(shown.text for shown in pieces)
+    message = whole_message(text, made, stream.request.request_id)
+    calls = 0 if message.tool_calls is UNSET else 1
+    return Choice(
+        index=index,
+        message=message,
+        logprobs=None if codec is None else ChoiceLogprobs(token_logprobs(codec, told)),
+        finish_reason=reason_of(stream, calls),
+    )
+
+
+def whole_message(text: str, made: AnswerFormat | None, request_id: RequestId) -> AnswerMessage:
     """A whole answer, as one message."""
     if made is None:
         return AnswerMessage(content=text)
     parser = AnswerParser(made)
-    delta = delta_of([*parser.push(text), *parser.finish()], request_id, choice=choice)
+    delta = delta_of([*parser.push(text), *parser.finish()], request_id)
     calls = [
         WholeCall(
             id=call.id or "",
@@ -119,8 +149,3 @@ def whole_message(
         reasoning_content=delta.reasoning_content or UNSET,
         tool_calls=calls or UNSET,
     )
-
-
-def reason_of_message(stream: AnswerStream, message: AnswerMessage) -> str:
-    """Why an answer that is this message is complete."""
-    return reason_of(stream, 0 if message.tool_calls is UNSET else 1)

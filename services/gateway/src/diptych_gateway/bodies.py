@@ -85,11 +85,11 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     tools: msgspec.Raw = ABSENT
     tool_choice: msgspec.Raw = ABSENT
     parallel_tool_calls: msgspec.Raw = ABSENT
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: msgspec.Raw = ABSENT
     # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
     store: msgspec.Raw = ABSENT
-    logprobs: msgspec.Raw = ABSENT
-    top_logprobs: msgspec.Raw = ABSENT
-    logit_bias: msgspec.Raw = ABSENT
     response_format: msgspec.Raw = ABSENT
     functions: msgspec.Raw = ABSENT
     function_call: msgspec.Raw = ABSENT

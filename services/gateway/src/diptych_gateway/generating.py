@@ -1,22 +1,24 @@
 """What every generating route goes through: a stored request, its answer, the books."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+import msgspec
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 from starlette.types import Receive, Scope
 
 from diptych_contracts.errors import StoreFull, Transient
-from diptych_contracts.ids import RequestId
+from diptych_contracts.ids import RequestId, sibling
 from diptych_contracts.requests import PriorityClass, Request
 from diptych_gateway import metrics, spans
 from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
-from diptych_gateway.checking import Call
+from diptych_gateway.checking import Call, Prompt
 from diptych_gateway.identity import ANONYMOUS, Caller
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.keeping import Keeper
@@ -26,7 +28,7 @@ from diptych_gateway.settings import GatewaySettings
 from diptych_gateway.streams import AnswerStream, Asked
 from diptych_telemetry import logger, names, tracer
 from diptych_text.codec import TextCodec
-from diptych_text.marked_answer import answer_text
+from diptych_text.marked_answer import answer_text, spelling
 
 log = logger(__name__)
 _tracer = tracer(__name__)
@@ -103,7 +105,13 @@ class Generations:
                     answer_id = await prepare(request, served)
                 except StoreFull as err:
                     raise self.door.not_stored(err, request.priority_class) from err
-                stream = self.stream(request, served.codec, arrival, stop=request.stopping.stop)
+                stream = self.stream(
+                    request,
+                    served.codec,
+                    arrival,
+                    stop=request.stopping.stop,
+                    logprobs=request.sampling.top_logprobs is not None,
+                )
                 held.enter_context(self.in_flight.holding(stream))
                 await self._store(request, served, stream, prompt)
                 del call, prompt  # megabytes, perhaps
@@ -123,11 +131,50 @@ class Generations:
         )
         return request
 
+    @asynccontextmanager
+    async def all_accepted(
+        self, calls: Sequence[Call], arrival: Arrival, prepare: Prepare
+    ) -> AsyncIterator[list[Accepted]]:
+        """The requests of several calls of one client, all stored or none.
+
+        The first has the arrival's id, the others' follow from it. Raises what `accepted` raises.
+        """
+        async with AsyncExitStack() as held:
+            found: list[Accepted] = []
+            for number, call in enumerate(calls):
+                request_id = sibling(arrival.request_id, number)
+                came = replace(arrival, request_id=request_id)
+                found.append(await held.enter_async_context(self.accepted(call, came, prepare)))
+            yield found
+
+    async def siblings(self, call: Call) -> list[Call]:
+        """A call for each answer to `call`, whose text is made tokens once for all.
+
+        With a seed the `n`-th has `seed + n`: alone, it would be answered the same.
+        """
+        served = self.acceptance.served(call.model)
+        ids = await self.acceptance.prompt_ids(call, served)
+        one = replace(
+            call, messages=[], prompt=Prompt(ids=ids, chat=call.prompt is None), choices=1
+        )
+        if not call.seeded:
+            return [one] * call.choices
+        return [
+            replace(one, sampling=msgspec.structs.replace(one.sampling, seed=seed))
+            for seed in seeds(call.sampling.seed, call.choices)
+        ]
+
     def stream(
-        self, request: Asked, codec: TextCodec, arrival: Arrival, *, stop: tuple[str, ...] = ()
+        self,
+        request: Asked,
+        codec: TextCodec,
+        arrival: Arrival,
+        *,
+        stop: tuple[str, ...] = (),
+        logprobs: bool = False,
     ) -> AnswerStream:
-        """The way out of an answer to `request`."""
-        return AnswerStream(
+        """The way out of an answer to `request`, told with its logprobs or without."""
+        stream = AnswerStream(
             request,
             text=answer_text(codec, stop, request.answer_format),
             patience=Patience(self._limits(request.priority_class)),
@@ -135,6 +182,9 @@ class Generations:
             metrics=metrics.of_model(request.model),
             abort=arrival.abort,
         )
+        if logprobs:
+            stream.tell_logprobs(spelling(codec, request.answer_format))
+        return stream
 
     async def _store(
         self, request: Request, served: ServedModel, stream: AnswerStream, prompt: bytes
@@ -180,8 +230,25 @@ class Generations:
         )
 
 
+def seeds(first: int, count: int) -> list[int]:
+    """`first` and those that follow it, in 64 bits."""
+    return [(first + n + 2**63) % 2**64 - 2**63 for n in range(count)]
+
+
+class Reading(Protocol):
+    """What a client reads: an answer, or several."""
+
+    def leave(self) -> None:
+        """The client is gone."""
+        ...
+
+    def keep_alive(self) -> None:
+        """Send a sign of life."""
+        ...
+
+
 @asynccontextmanager
-async def watched(stream: AnswerStream, receive: Receive) -> AsyncIterator[None]:
+async def watched(stream: Reading, receive: Receive) -> AsyncIterator[None]:
     """Tell `stream` when its HTTP client leaves.
 
     One that sends no more may be there or not: news of it that is no disconnect asks for a sign of

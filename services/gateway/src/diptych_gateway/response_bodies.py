@@ -76,7 +76,7 @@ class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     max_tool_calls: msgspec.Raw = ABSENT
     text: msgspec.Raw = ABSENT
     truncation: msgspec.Raw = ABSENT
-    top_logprobs: msgspec.Raw = ABSENT
+    top_logprobs: int | None = None
     include: msgspec.Raw = ABSENT
     conversation: msgspec.Raw = ABSENT
     prompt: msgspec.Raw = ABSENT
