@@ -33,15 +33,18 @@ def test_llguidance_takes_every_grammar(
     name: str, begun: bool, control_ids: dict[str, int]
 ) -> None:
     made = AnswerFormat(tools=forced_format(name), reasoning="think", begun=begun)
-    for most in (1, 8):
-        assert fault(forcing_grammar(made, Choice(TOOLS, most), control_ids)) == ""
+    for choice in (Choice(TOOLS, 1), Choice(TOOLS)):
+        for document in ("", json.dumps(SCHEMA)):
+            grammar = forcing_grammar(made, choice, control_ids, document=document)
+            assert fault(grammar) == ""
+    assert fault(forcing_grammar(made, None, control_ids, document=json.dumps(SCHEMA))) == ""
     guarding = guarding_grammar(AnswerFormat(tools=name, begun=begun), TOOLS, control_ids)
     assert guarding is None or fault(guarding) == ""
 
 
 def test_control_tokens_are_said_by_number() -> None:
     text = forcing_grammar(AnswerFormat(tools="hermes"), Choice(TOOLS, 1), CONTROL)
-    assert text.splitlines()[0] == 'start: <[3]> "\\n" call "\\n</tool_call>"'
+    assert 'calls: <[3]> "\\n" call "\\n</tool_call>"' in text
     assert "call: call_0 | call_1" in text
 
 

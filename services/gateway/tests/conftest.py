@@ -328,7 +328,7 @@ def check_conformity(data: Any) -> None:
     parsed = (kind or openresponses_types.ResponseResource).model_validate_json(
         json.dumps(data), strict=True
     )
-    assert set(unknown(data, parsed.model_dump(mode="json"))) <= OURS
+    assert set(unknown(data, parsed.model_dump(mode="json", by_alias=True))) <= OURS
 
 
 def unknown(data: Any, known: Any, at: str = "") -> Any:

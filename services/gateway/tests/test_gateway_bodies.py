@@ -100,7 +100,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0].function", MISSING),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
     ({"tool_choice": "required"}, "tool_choice", ""),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", ""),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"service_tier": "scale"}, "service_tier", "unsupported_parameter"),

@@ -68,7 +68,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", None),
     ({"diptych": {"link": "rdma"}}, "diptych.link", None),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
-    ({"text": {"format": {"type": "json_object"}}}, "text", "unsupported_parameter"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", None),
     ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "unsupported_parameter"),
     ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),

@@ -130,7 +130,8 @@ async def test_a_chain_goes_on_with_the_results_of_its_calls(run_stack: Any) -> 
 async def test_a_call_can_be_demanded(
     run_stack: Any, conforms: Callable[[Any], None], choice: Any
 ) -> None:
-    async with run_stack(says('<tool_call>\n{"name": "clock", "arguments": {}}')) as stack:
+    text = '<tool_call>\n{"name": "clock", "arguments": {}}'
+    async with run_stack(says(text), card={"grammars": True}) as stack:
         response = (await stack.respond(tools=TOOLS, tool_choice=choice)).json()
         conforms(response)
         assert response["tool_choice"] == choice

@@ -13,6 +13,7 @@ from diptych_gateway.checking import check
 from diptych_gateway.routes import CHAT_COMPLETIONS
 
 OTHER = "gateway-00000000cccc"
+OBEYING = {"grammars": True}
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -108,7 +109,7 @@ async def test_one_call_where_calls_are_not_to_be_parallel(run_stack: Any) -> No
 
 
 async def test_content_is_null_where_there_are_calls_alone(run_stack: Any) -> None:
-    async with run_stack(says(FORCED)) as stack:
+    async with run_stack(says(FORCED), card=OBEYING) as stack:
         choice = {"type": "function", "function": {"name": "clock"}}
         (answer,) = (await stack.chat(tools=TOOLS, tool_choice=choice)).json()["choices"]
         assert answer["message"]["content"] is None
@@ -152,7 +153,7 @@ async def test_content_is_null_where_there_are_calls_alone(run_stack: Any) -> No
 async def test_a_choice_says_what_is_told_and_what_is_forced(
     run_stack: Any, more: dict[str, Any], told: set[str], forced: set[str]
 ) -> None:
-    async with run_stack(says("Hello")) as stack:
+    async with run_stack(says("Hello"), card=OBEYING) as stack:
         (choice,) = (await stack.chat(tools=TOOLS, **more)).json()["choices"]
         request = stack.fleet.requests[-1]
         prompt = prompt_of(stack)
@@ -165,9 +166,34 @@ async def test_a_choice_says_what_is_told_and_what_is_forced(
         assert (request.answer_format is None) == (not told)
 
 
+async def test_a_model_that_follows_no_grammar_cannot_be_forced(run_stack: Any) -> None:
+    async with run_stack(says("Hello"), card={"grammars": False}) as stack:
+        answer = await stack.chat(tools=TOOLS, tool_choice="required")
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "tool_choice"
+
+
+async def test_a_document_may_be_a_call_instead(run_stack: Any) -> None:
+    form = {"type": "json_object"}
+    async with run_stack(says(FORCED), card=OBEYING) as stack:
+        (choice,) = (await stack.chat(tools=TOOLS, response_format=form)).json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        grammar = stack.fleet.requests[-1].sampling.grammar
+        assert grammar.text.startswith("start: (calls | document)")
+
+
+async def test_a_document_comes_after_what_a_model_thinks(run_stack: Any) -> None:
+    form = {"type": "json_object"}
+    async with run_stack(says("Hm.</think>\n\n{}"), card=THINKING) as stack:
+        (choice,) = (await stack.chat(response_format=form)).json()["choices"]
+        assert choice["message"]["content"] == "{}"
+        grammar = stack.fleet.requests[-1].sampling.grammar
+        assert grammar.text.startswith("start: thought (document)")
+
+
 async def test_strict_tools_are_guarded_by_a_grammar(run_stack: Any) -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    async with run_stack(says("Hello")) as stack:
+    async with run_stack(says("Hello"), card=OBEYING) as stack:
         await stack.chat(tools=[strict])
         assert "prose" in stack.fleet.requests[-1].sampling.grammar.text
 
@@ -233,12 +259,13 @@ def numbered(text: str) -> list[tuple[str, str]]:
 
 
 THINKING = {
+    "grammars": True,
     "chat_template": (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
         "{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
         "<|im_start|>assistant\n{% if enable_thinking is not defined or enable_thinking %}"
         "<think>\n{% else %}<think>\n\n</think>\n\n{% endif %}"
-    )
+    ),
 }
 
 

@@ -49,3 +49,5 @@ class ModelCard(Message, frozen=True, kw_only=True, tag="model_card.1"):
     not at all."""
     reasoning_parser: str = ""
     """How it marks its reasoning, likewise."""
+    grammars: bool = False
+    """Whether its engine obeys `Sampling.grammar`."""

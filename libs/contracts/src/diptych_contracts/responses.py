@@ -77,6 +77,8 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     deadline_unix_ms: int
     prompt_tokens: int
     sampling: Sampling
+    text_format: str = ""
+    """`text.format` as its objects say it, in JSON; empty: free text."""
     max_output_tokens: int | None = None
     """As asked for."""
     instructions: str | None = None

@@ -26,8 +26,11 @@ class _Head:
     begun: bool = False
 
 
-def call_object(source: Source, out: PartList) -> Steps[bool]:
-    """One call at the cursor; False: there is none."""
+def call_object(source: Source, out: PartList, *, bare: bool = False) -> Steps[bool]:
+    """One call at the cursor; False: there is none.
+
+    `bare`: no marker says that it is one, so it must have arguments.
+    """
     head = _Head()
     source.keep()
     place = yield from blanks(source)
@@ -44,7 +47,7 @@ def call_object(source: Source, out: PartList) -> Steps[bool]:
             yield from _rest(source)
             return True
         place = yield from blanks(source)
-    if place != "}" or not head.name:
+    if place != "}" or not head.name or (bare and not head.held):
         return _none(source)
     source.at += 1
     source.release()
@@ -86,7 +89,7 @@ def arguments(source: Source, out: PartList) -> Steps[bool]:
     return whole
 
 
-def call_list(source: Source, out: PartList) -> Steps[bool]:
+def call_list(source: Source, out: PartList, *, bare: bool = False) -> Steps[bool]:
     """Calls between brackets; False: there is none."""
     source.keep()
     place = yield from blanks(source)
@@ -98,7 +101,7 @@ def call_list(source: Source, out: PartList) -> Steps[bool]:
         if (yield from blanks(source)) == "]":
             source.at += 1
             break
-        if not (yield from call_object(source, out)):
+        if not (yield from call_object(source, out, bare=bare)):
             return found or _none(source)
         found = True
         place = yield from blanks(source)
@@ -107,11 +110,11 @@ def call_list(source: Source, out: PartList) -> Steps[bool]:
     return found or _none(source)
 
 
-def calls(source: Source, out: PartList) -> Steps[bool]:
+def calls(source: Source, out: PartList, *, bare: bool = False) -> Steps[bool]:
     """One call or a list of them; False: there is none, and nothing was said."""
     if (yield from after_blanks(source)) == "[":
-        return (yield from call_list(source, out))
-    return (yield from call_object(source, out))
+        return (yield from call_list(source, out, bare=bare))
+    return (yield from call_object(source, out, bare=bare))
 
 
 def _key(source: Source) -> Steps[str | None]:

@@ -1,14 +1,15 @@
 """Grammars that make a model call its tools, in its own format.
 
 In llguidance's form of Lark: a tool's arguments are `%json` with its schema, each in a rule of its
-own, so that `$ref` keeps its root. Blanks inside of the arguments are those of compact JSON: a weak
-model would write them for ever.
+own, so that `$ref` keeps its root. Where blanks may stand is fixed: a weak model would write them
+for ever.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import msgspec
 
@@ -37,22 +38,34 @@ def forced_format(name: str) -> str:
     return CALL_FORMATS[name].forced_as or name
 
 
-def forcing_grammar(made: AnswerFormat, choice: Choice, control_ids: Mapping[str, int]) -> str:
-    """The grammar of an answer in format `made` that does nothing but call.
+def forcing_grammar(
+    made: AnswerFormat,
+    choice: Choice | None,
+    control_ids: Mapping[str, int],
+    *,
+    document: str = "",
+) -> str:
+    """The grammar of an answer in format `made` that calls, or is a document, and says no more.
 
     Args:
         made: Its `tools` is one of `forced_format`; where `begun`, reasoning goes on first.
-        choice: What may be called, and how often.
+        choice: What may be called, and how often; None: nothing.
         control_ids: The model's control tokens among the format's markers.
+        document: A JSON schema of what it may be instead.
     """
-    written = CALL_FORMATS[made.tools]
     spell = _Speller(control_ids)
-    more = f" (between call){{0,{choice.most - 1}}}" if choice.most > 1 else ""
-    start = f"{spell(written.opening)} call{more} {spell(written.closing)}"
-    rules = [f"start: {'thought ' if _thinks(made) else ''}{start}", *_thought(made, spell)]
-    if more:
-        rules.append(f"between: {spell(written.between)}")
-    return "\n".join((*rules, *_calls(choice.tools, written, spell), ""))
+    kinds = [name for name, there in (("calls", choice), ("document", document)) if there]
+    start = f"start: {'thought ' if _thinks(made) else ''}({' | '.join(kinds)})"
+    rules = [start, *_thought(made, spell)]
+    if document:
+        rules.append(f"document: %json {_compact(msgspec.json.decode(document), lenient=False)}")
+    if choice is not None:
+        written = CALL_FORMATS[made.tools]
+        more = f" (between call){{0,{choice.most - 1}}}" if choice.most > 1 else ""
+        rules.append(f"calls: {spell(written.opening)} call{more} {spell(written.closing)}")
+        rules += [f"between: {spell(written.between)}"] if more else []
+        rules += _calls(choice.tools, written, spell)
+    return "\n".join((*rules, ""))
 
 
 def guarding_grammar(
@@ -111,10 +124,14 @@ def _free(rule: str, end: str, spell: "_Speller") -> Iterator[str]:
 
 
 def _schema(tool: Tool) -> str:
-    schema = msgspec.json.decode(tool.parameters or _NO_ARGUMENTS)
+    return _compact(msgspec.json.decode(tool.parameters or _NO_ARGUMENTS), lenient=not tool.strict)
+
+
+def _compact(schema: Any, *, lenient: bool) -> str:
+    """`schema` with word of how its JSON is written: as `grammars` has it."""
     if isinstance(schema, dict):
-        options = {"whitespace_flexible": False, "lenient": not tool.strict}
-        schema = {**schema, "x-guidance": options}
+        written = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+        schema = {**schema, "x-guidance": {**written, "lenient": lenient}}
     return json.dumps(schema, ensure_ascii=False)
 
 

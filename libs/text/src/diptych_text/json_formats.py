@@ -72,13 +72,13 @@ def bare(source: Source, out: PartList) -> Steps[None]:
 
 
 def _bare_calls(source: Source, out: PartList) -> Steps[bool]:
-    if not (yield from calls(source, out)):
+    if not (yield from calls(source, out, bare=True)):
         return False
     out.edge()
     while (separator := (yield from blanks(source))) in (";", ",", "{"):
         source.keep()
         source.at += separator != "{"
-        if not (yield from calls(source, out)):
+        if not (yield from calls(source, out, bare=True)):
             source.back()
             break
         out.edge()

@@ -27,11 +27,12 @@ from diptych_contracts.prompts import MAX_INLINE_TOKENS, compact
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import GATEWAY_HEADER
-from diptych_gateway.answer_plans import answer_format, grammar, template_variables
+from diptych_gateway.answer_plans import Plan, planned, template_variables
 from diptych_gateway.checking import Call, Prompt
 from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.measuring import check_fits, may_overflow, overflow
 from diptych_gateway.models import Models, ServedModel
+from diptych_gateway.structured import GrammarChecks
 from diptych_gateway.token_checks import check_bias
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
@@ -83,6 +84,7 @@ class Acceptance:
         self._models = models
         self._executor = executor
         self._rng = rng
+        self._grammars = GrammarChecks(executor)
 
     async def request(
         self,
@@ -96,20 +98,19 @@ class Acceptance:
 
         Raises:
             UnknownModel, Transient: see `Models.get`.
-            InvalidRequest: the chat template refuses the messages, or makes nothing of them.
+            InvalidRequest: the chat template refuses the messages, or makes nothing of them; the
+                grammar cannot be obeyed.
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
         check_bias(call.sampling.logit_bias, served.card)
+        if (wanted := call.sampling.grammar) is not None:
+            await self._grammars.check(wanted, served.card, param=call.grammar_param)
         prompt_ids = await self.prompt_ids(call, served)
         sampling = call.sampling
         if not call.seeded:
             sampling = msgspec.structs.replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
-        made = None
-        if call.prompt is None or call.prompt.chat:
-            made = answer_format(call.tooling, served.codec, prompt_ids)
-        if (forced := grammar(made, call.tooling, served.codec)) is not None:
-            sampling = msgspec.structs.replace(sampling, grammar=forced)
+        made = await self._planned(call, served, prompt_ids)
         request = Request(
             request_id=request_id,
             gateway=identity.gateway,
@@ -117,7 +118,7 @@ class Acceptance:
             tenant=tenant,
             priority_class=call.priority_class,
             prompt_ids=tuple(prompt_ids) if len(prompt_ids) <= MAX_INLINE_TOKENS else (),
-            sampling=sampling,
+            sampling=msgspec.structs.replace(sampling, grammar=made.grammar),
             stopping=Stopping(
                 max_tokens=room(
                     call.max_tokens,
@@ -133,7 +134,7 @@ class Acceptance:
             forced=call.forced,
             resume=call.resume,
             background=call.background,
-            answer_format=made,
+            answer_format=made.format,
             created_unix_ms=self._unix_ms(),
         )
         if len(prompt_ids) <= MAX_INLINE_TOKENS:
@@ -147,6 +148,13 @@ class Acceptance:
     def served(self, model: str) -> ServedModel:
         """The model of that name. Raises what `Models.get` raises."""
         return self._models.get(model)
+
+    async def _planned(self, call: Call, served: ServedModel, prompt_ids: Sequence[int]) -> Plan:
+        """What the answer may be. Raises `InvalidRequest` for what its engine cannot obey."""
+        plan = planned(call, served, prompt_ids)
+        if plan.grammar is not None and plan.grammar is not call.sampling.grammar:
+            await self._grammars.check(plan.grammar, served.card, param=plan.param)
+        return plan
 
     async def prompt_ids(self, call: Call, served: ServedModel) -> Sequence[int]:
         """The tokens of `call`'s messages or prompt, at least one.

@@ -1,14 +1,16 @@
 """From what is asked and who answers to what the answer may be: its parts, and its grammar."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from diptych_contracts.answer_formats import AnswerFormat, Tool
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.sampling import Grammar
+from diptych_gateway.checking import Call
 from diptych_gateway.harmless import shown
+from diptych_gateway.models import ServedModel
 from diptych_gateway.tooling import Tooling
 from diptych_text.codec import TextCodec
 from diptych_text.forcing import MAX_CALLS, Choice, forced_format, forcing_grammar, guarding_grammar
@@ -42,15 +44,46 @@ def template_variables(effort: str | None, codec: TextCodec, *, param: str) -> d
     )
 
 
+class Plan(NamedTuple):
+    """What an answer may be."""
+
+    format: AnswerFormat | None
+    grammar: Grammar | None
+    param: str
+    """What asked for the grammar."""
+
+
+def planned(call: Call, served: ServedModel, prompt_ids: Sequence[int]) -> Plan:
+    """What the answer to `call` may be."""
+    document, tooling = call.sampling.grammar, call.tooling
+    if call.prompt is not None and not call.prompt.chat:
+        return Plan(None, document, call.grammar_param)
+    made = answer_format(tooling, served.codec, prompt_ids, structured=document is not None)
+    found = grammar(made, tooling, served.codec, document=document, guarding=served.card.grammars)
+    demanded = tooling is not None and bool(tooling.must)
+    return Plan(made, found, "tool_choice" if demanded else "tools")
+
+
 def answer_format(
-    tooling: Tooling | None, codec: TextCodec, prompt_ids: Sequence[int]
+    tooling: Tooling | None,
+    codec: TextCodec,
+    prompt_ids: Sequence[int],
+    *,
+    structured: bool = False,
 ) -> AnswerFormat | None:
-    """The parts an answer to this prompt may have; None: text alone."""
+    """The parts an answer to this prompt may have; None: text alone.
+
+    Args:
+        tooling: What may be called.
+        codec: Of the model.
+        prompt_ids: The prompt.
+        structured: Whether the answer is a JSON document, where it does not call.
+    """
     family = codec.family
     tools = ""
     if tooling is not None:
         tools = (family.tools or GENERIC) if codec.traits.tools else GENERIC
-        if tooling.must:
+        if tooling.must or structured:
             tools = forced_format(tools)
     if not tools and not family.reasoning:
         return None
@@ -64,18 +97,39 @@ def answer_format(
     )
 
 
-def grammar(made: AnswerFormat | None, tooling: Tooling | None, codec: TextCodec) -> Grammar | None:
-    """What the answer must match so that calls are made that must be, and fit where strict."""
-    if made is None or tooling is None:
-        return None
+def grammar(
+    made: AnswerFormat | None,
+    tooling: Tooling | None,
+    codec: TextCodec,
+    *,
+    document: Grammar | None = None,
+    guarding: bool = True,
+) -> Grammar | None:
+    """What the answer must match: calls that must be made, or fit where strict, or a document.
+
+    Args:
+        made: The answer's parts.
+        tooling: What may be called.
+        codec: Of the model.
+        document: What an answer that does not call must be.
+        guarding: Whether the model's engine obeys grammars at all.
+    """
+    if made is None or (tooling is None and not (document and made.begun)):
+        return document
     control_ids = codec.control_ids((*markers_of(made), *_thought_markers()))
-    if tooling.must:
-        tools = [tool for tool in tooling.tools if tool.name in tooling.must]
+    schema = "" if document is None else document.text
+    if tooling is None:
+        text: str | None = forcing_grammar(made, None, control_ids, document=schema)
+    elif tooling.must or schema:
+        must = tooling.must or tuple(tool.name for tool in tooling.tools)
+        tools = [tool for tool in tooling.tools if tool.name in must]
         choice = Choice(tools, 1 if tooling.single else MAX_CALLS)
-        return Grammar(kind="lark", text=forcing_grammar(made, choice, control_ids))
-    if not any(tool.strict for tool in tooling.tools):
-        return None
-    text = guarding_grammar(made, tooling.tools, control_ids)
+        schema = "" if tooling.must else schema
+        text = forcing_grammar(made, choice, control_ids, document=schema)
+    elif guarding and any(tool.strict for tool in tooling.tools):
+        text = guarding_grammar(made, tooling.tools, control_ids)
+    else:
+        text = None
     return None if text is None else Grammar(kind="lark", text=text)
 
 

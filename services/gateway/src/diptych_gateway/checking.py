@@ -14,6 +14,7 @@ from diptych_gateway.class_checks import priority_class
 from diptych_gateway.harmless import HARMLESS, only, shown
 from diptych_gateway.message_checks import conversation, text_chars
 from diptych_gateway.number_checks import check_numbers, sampling
+from diptych_gateway.structured import response_format
 from diptych_gateway.token_checks import check_choices, logit_bias, top_logprobs
 from diptych_gateway.tooling import Tooling, offered
 
@@ -50,6 +51,8 @@ class Call:
     choices: int = 1
     """How many answers."""
     sampling: Sampling
+    grammar_param: str = "response_format"
+    """Where `sampling.grammar` comes from."""
     seeded: bool
     stop: tuple[str, ...] = ()
     ignore_eos: bool
@@ -90,15 +93,17 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
     check_choices(body.n or 1, resume=resume)
     _harmless(body)
     metadata(body)
+    structure = response_format(body.response_format)
     return ChatCall(
         model=body.model,
         messages=conversation(body.messages),
         choices=body.n or 1,
         sampling=msgspec.structs.replace(
-            sampling(body),
+            sampling(body, structure.grammar),
             logit_bias=logit_bias(body.logit_bias),
             top_logprobs=top_logprobs(body.logprobs, body.top_logprobs),
         ),
+        grammar_param=structure.param,
         seeded=body.seed is not None,
         stop=stop_strings(body.stop),
         ignore_eos=bool(body.ignore_eos),

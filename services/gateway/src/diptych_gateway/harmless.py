@@ -12,7 +12,6 @@ _HARMLESS_BYTES = 1024
 """More than any of the harmless values, with generous spaces."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
-    "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),

@@ -67,6 +67,7 @@ class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     max_output_tokens: int | None = None
     store: bool | None = None
     background: bool | None = None
+    text: msgspec.Raw = ABSENT
     # Judged in `tooling`.
     tools: msgspec.Raw = ABSENT
     tool_choice: msgspec.Raw = ABSENT
@@ -74,7 +75,6 @@ class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     reasoning: ReasoningOptions | None = None
     # Accepted only with the value that asks for nothing (`response_checking.HARMLESS`).
     max_tool_calls: msgspec.Raw = ABSENT
-    text: msgspec.Raw = ABSENT
     truncation: msgspec.Raw = ABSENT
     top_logprobs: int | None = None
     include: msgspec.Raw = ABSENT

@@ -22,16 +22,11 @@ from diptych_gateway.response_bodies import (
     ReasoningOptions,
     ResponseBody,
 )
+from diptych_gateway.structured import Structure, text_settings
 from diptych_gateway.tooling import Offered, offered
 
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "max_tool_calls": (),
-    "text": (
-        {},
-        {"format": {"type": "text"}},
-        {"format": {"type": "text"}, "verbosity": "medium"},
-        {"verbosity": "medium"},
-    ),
     "truncation": ("disabled",),
     "top_logprobs": (0,),
     "include": ([], ["reasoning.encrypted_content"]),
@@ -45,7 +40,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 """
 
 
-_READ = ("metadata", "tools", "tool_choice", "parallel_tool_calls")
+_READ = ("metadata", "text", "tools", "tool_choice", "parallel_tool_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +51,7 @@ class ResponseCall:
     input: tuple[StoredMessage, ...]
     metadata: dict[str, str]
     sampling: Sampling
+    structure: Structure
     forced: Forced
     priority_class: PriorityClass
     store: bool
@@ -85,6 +81,7 @@ class ResponseCall:
             effort=self.effort,
             effort_param="reasoning.effort",
             sampling=self.sampling,
+            grammar_param=self.structure.param,
             seeded=body.seed is not None,
             ignore_eos=bool(body.ignore_eos),
             max_tokens=body.max_output_tokens,
@@ -111,11 +108,13 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
         raise InvalidRequest(
             "'background' answers must be stored: expected 'store': true", param="background"
         )
+    structure = text_settings(body.text)
     return ResponseCall(
         body=_light(body),
         input=_input(body.input),
         metadata=metadata(body),
-        sampling=sampling(body),
+        sampling=sampling(body, structure.grammar),
+        structure=structure,
         forced=forced(body),
         priority_class=priority_class(body),
         store=store,

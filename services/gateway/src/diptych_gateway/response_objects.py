@@ -81,7 +81,7 @@ class TextFormat(msgspec.Struct, frozen=True):
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    format: TextFormat = TextFormat()
+    format: TextFormat | msgspec.Raw = TextFormat()
 
 
 class ReasoningSettings(msgspec.Struct, frozen=True):
@@ -241,6 +241,11 @@ def _usage(stored: StoredResponse, answer: StoredAnswer) -> ResponseUsage:
     )
 
 
+def _text(stored: StoredResponse) -> TextSettings:
+    form = stored.text_format
+    return TextSettings(msgspec.Raw(form.encode())) if form else TextSettings()
+
+
 def _object(stored: StoredResponse, *, status: Status, **ending: Any) -> ResponseObject:
     effort = stored.reasoning_effort
     return ResponseObject(
@@ -260,6 +265,7 @@ def _object(stored: StoredResponse, *, status: Status, **ending: Any) -> Respons
         store=stored.store,
         temperature=stored.sampling.temperature,
         top_p=stored.sampling.top_p,
+        text=_text(stored),
         presence_penalty=stored.sampling.presence_penalty,
         frequency_penalty=stored.sampling.frequency_penalty,
         metadata=dict(stored.metadata),

@@ -252,6 +252,7 @@ class Turns:
             deadline_unix_ms=request.deadline_unix_ms,
             prompt_tokens=request.prompt_tokens,
             sampling=request.sampling,
+            text_format=call.structure.echo,
             max_output_tokens=body.max_output_tokens,
             instructions=body.instructions,
             input=call.input,
