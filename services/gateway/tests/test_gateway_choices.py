@@ -9,14 +9,9 @@ from diptych_contracts.errors import StoreFull
 from diptych_contracts.ids import sibling
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, Request
-from diptych_gateway.generating import seeds
+from diptych_gateway.siblings import seeds
 
 WORDS = ("Hello world", "grüße", "the end of it")
-
-
-def number_of(fleet: Any, request: Request) -> int:
-    first = min(fleet.requests, key=lambda r: r.created_unix_ms).request_id
-    return next(n for n in range(64) if sibling(first, n) == request.request_id)
 
 
 async def three(fleet: Any, request: Request) -> None:

@@ -1,10 +1,16 @@
 """Logprobs on their way out: beside the text they belong to, whatever holds that back."""
 
+import json
 from typing import Any
 
+import msgspec
+import pytest
+
+from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import Chances, EndReason
 from diptych_contracts.requests import RecordState, Request, RequestRecord
-from diptych_contracts.streams import REQUEST_RECORDS
+from diptych_contracts.responses import StoredResponse
+from diptych_contracts.streams import REQUEST_RECORDS, RESPONSES
 from diptych_gateway.chance_trail import ChanceTrail
 from diptych_gateway.logprob_objects import completion_logprobs, token_logprobs
 from diptych_testkit.tiny_gguf import EOS_ID, tiny_card
@@ -158,7 +164,7 @@ async def test_a_resumed_stream_tells_the_same(run_stack: Any) -> None:
         (request,) = stack.fleet.requests
         record = RequestRecord(
             request_id=request.request_id,
-            owner="s1",
+            owner=Incarnation("s1"),
             gateway=request.gateway,
             state=RecordState.CLOSED,
             request_seq=1,
@@ -183,3 +189,88 @@ async def test_biased_tokens_travel_with_the_request_and_must_exist(run_stack: A
     assert request.sampling.logit_bias == ((5, -100.0), (7, 2.5))
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "logit_bias")
     assert f"below {vocab}, saw {vocab}" in bad.json()["error"]["message"]
+
+
+INCLUDE = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+async def test_a_response_tells_its_logprobs_whole_streamed_and_stored(
+    run_stack: Any, conforms: Any
+) -> None:
+    async with run_stack(hello) as stack:
+        whole = (await stack.respond(**INCLUDE)).json()
+        path = f"/v1/responses/{whole['id']}"
+        stored = (await stack.client.get(path)).json()
+        replayed = await stack.read(path)
+        streamed = await stack.respond(stream=True, **INCLUDE)
+        chosen = (await stack.respond(include=INCLUDE["include"])).json()
+        plain = (await stack.respond()).json()
+    conforms(whole)
+    assert stored == whole
+    told = [expected(token, 2) for token in ids("Hello world")]
+    assert whole["output"][0]["content"][0]["logprobs"] == told
+    assert whole["top_logprobs"] == 2
+    for events in (replayed, parse(streamed.text)):
+        for _, event in events:
+            if event != "[DONE]":
+                conforms(event)
+        deltas = [e for _, e in events if e != "[DONE]" and e["type"].endswith("text.delta")]
+        assert [d["logprobs"] for d in deltas] == [[one] for one in told]
+        (done,) = [e for _, e in events if e != "[DONE]" and e["type"].endswith("text.done")]
+        assert done["logprobs"] == told
+    first = chosen["output"][0]["content"][0]["logprobs"]
+    assert first == [{**one, "top_logprobs": []} for one in told]
+    assert plain["output"][0]["content"][0]["logprobs"] == []
+
+
+def parse(text: str) -> list[tuple[str | None, Any]]:
+    found = []
+    for block in filter(None, text.split("\n\n")):
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if line)
+        data = fields["data"]
+        found.append((fields.get("id"), data if data == "[DONE]" else json.loads(data)))
+    return found
+
+
+async def test_a_response_made_from_the_journal_tells_the_same(run_stack: Any) -> None:
+    """Its gateway archived nothing: another reads the journal, as after a death."""
+    async with run_stack(hello) as stack:
+        whole = (await stack.respond(**INCLUDE)).json()
+        bucket = stack.fleet.bus.bucket(RESPONSES, StoredResponse)
+        kept = await bucket.get(whole["id"])
+        running = msgspec.structs.replace(kept.value, answer=None)
+        await bucket.put(whole["id"], running)
+        request = stack.fleet.requests[0]
+        record = RequestRecord(
+            request_id=request.request_id,
+            owner=Incarnation("s1"),
+            gateway=request.gateway,
+            state=RecordState.CLOSED,
+            request_seq=1,
+        )
+        await stack.fleet.bus.bucket(REQUEST_RECORDS, RequestRecord).put(request.request_id, record)
+        async with stack.another("gateway-00000000cccc") as other:
+            again = (await other.get(f"/v1/responses/{whole['id']}")).json()
+    for answer in (whole, again):
+        answer.pop("completed_at")
+    assert again == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"include": ["message.input_image.image_url"]}, "include"),
+        ({"include": "message.output_text.logprobs"}, "include"),
+        ({"include": ["x"] * 17}, "include"),
+        ({"include": [7]}, "include[0]"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": -1}, "top_logprobs"),
+        ({"top_logprobs": "3"}, "top_logprobs"),
+    ],
+)
+async def test_what_cannot_be_included_is_refused_by_name(
+    run_stack: Any, changes: dict[str, Any], param: str
+) -> None:
+    async with run_stack(hello) as stack:
+        answer = await stack.respond(**changes)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -50,6 +50,7 @@ class StoredText(Message, frozen=True, kw_only=True, tag="stored_text.1"):
     """The text of a response, where it is an object of its own."""
 
     deltas: tuple[str, ...]
+    logprobs: tuple[bytes, ...] = ()
 
 
 class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
@@ -61,7 +62,9 @@ class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
     end: End
     ended_unix_s: int
     text: PartRef | None = None
-    """Where `deltas` are, if not here: a `StoredText`."""
+    """Where `deltas` and `logprobs` are, if not here: a `StoredText`."""
+    logprobs: tuple[bytes, ...] = ()
+    """Of each of `deltas`, where they were asked for: a list as JSON, as its event told it."""
 
 
 class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"):
@@ -96,6 +99,8 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     prompt_cache_key: str | None = None
     answer: StoredAnswer | None = None
     """Set once, when it has ended."""
+    tenant: str = "default"
+    """Whose it is: nobody else is told that it exists."""
     turn: PartRef | None = None
     """Where `input` and `history` are, if not here: a `StoredTurn`."""
     answer_format: AnswerFormat | None = None

@@ -24,16 +24,10 @@ def answer_text(
     return MarkedText(codec, stop, {token: text for text, token in markers.items()})
 
 
-def spelling(codec: TextCodec, made: AnswerFormat | None) -> TokenBytes:
-    """The bytes of an answer's tokens, as `answer_text` makes them text."""
-    markers = {} if made is None else codec.control_ids(markers_of(made))
-    return _Spelling(codec, markers) if markers else codec
-
-
 class _Spelling:
-    def __init__(self, codec: TextCodec, markers: Mapping[str, int]) -> None:
+    def __init__(self, codec: TokenBytes, markers: Mapping[int, str]) -> None:
         self._codec = codec
-        self._markers = {token: text.encode() for text, token in markers.items()}
+        self._markers = {token: text.encode() for token, text in markers.items()}
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, a marker's too."""
@@ -52,6 +46,7 @@ class MarkedText(AnswerText):
     def __init__(self, codec: TextCodec, stop: Sequence[str], markers: Mapping[int, str]) -> None:
         super().__init__(codec, stop)
         self._markers = markers
+        self.spelling = _Spelling(codec, markers)
         self._fed = self._shown = 0
         self._waiting: deque[tuple[int, str]] = deque()
 

@@ -91,8 +91,10 @@ class Archive:
             raise
         return stored
 
-    async def get(self, wanted: str) -> StoredResponse | None:
+    async def get(self, wanted: str, *, tenant: str) -> StoredResponse | None:
         """The response of that id, its messages perhaps apart; None if there is none (any more).
+
+        One of another tenant is none.
 
         Raises:
             ApiError: a part of it is gone (410).
@@ -100,13 +102,13 @@ class Archive:
         if not _ID.fullmatch(wanted):
             return None
         kept = await self._bucket.get(wanted)
-        if kept is None:
+        if kept is None or kept.value.tenant != tenant:
             return None
         stored, answer = kept.value, kept.value.answer
         if answer is None or answer.text is None:
             return stored
         text: StoredText = await self._parts.get(answer.text, StoredText)
-        whole = msgspec.structs.replace(answer, deltas=text.deltas)
+        whole = msgspec.structs.replace(answer, deltas=text.deltas, logprobs=text.logprobs)
         return msgspec.structs.replace(stored, answer=whole)
 
     async def with_messages(self, stored: StoredResponse) -> StoredResponse:
@@ -216,6 +218,7 @@ class Archive:
         """`ended` with its text kept apart; whoever else does the same writes the same."""
         answer = ended.answer
         assert answer is not None
-        ref = await self._parts.put(_text_name(ended), StoredText(deltas=answer.deltas))
-        slim = msgspec.structs.replace(answer, deltas=(), text=ref)
+        text = StoredText(deltas=answer.deltas, logprobs=answer.logprobs)
+        ref = await self._parts.put(_text_name(ended), text)
+        slim = msgspec.structs.replace(answer, deltas=(), logprobs=(), text=ref)
         return msgspec.structs.replace(ended, answer=slim), ref

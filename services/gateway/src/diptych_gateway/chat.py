@@ -28,6 +28,7 @@ from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, 
 from diptych_gateway.intake import Intake
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
+from diptych_gateway.siblings import siblings
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
@@ -80,7 +81,7 @@ class ChatCompletions:
             for _ in range(call.choices - 1):
                 place = admitted(self.admission, self.generations.now_s, call.priority_class)
                 places.enter_context(place)
-            calls = await self.generations.siblings(call)
+            calls = await siblings(call, self.generations.acceptance)
             call = replace(call, messages=[])
             async with self.generations.all_accepted(calls, came, _answer_id) as accepted:
                 choices = Choices([one.stream for one in accepted])

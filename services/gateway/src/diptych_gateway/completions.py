@@ -27,6 +27,7 @@ from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, 
 from diptych_gateway.intake import SMALL_BYTES, Intake
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
+from diptych_gateway.siblings import siblings
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
 from diptych_text.detokenizing import Detokenizer
@@ -77,13 +78,13 @@ class Completions:
             calls: list[Call] = []
             echoes: list[str] = []
             for prompt in call.prompts:
-                siblings = await self.generations.siblings(replace(call, prompt=prompt))
-                calls += siblings
+                answers = await siblings(replace(call, prompt=prompt), self.generations.acceptance)
+                calls += answers
                 echo = await self._echo(call, prompt) if call.echo else ""
-                echoes += [echo] * len(siblings)
+                echoes += [echo] * len(answers)
             prompts, call = len(call.prompts), replace(call, prompt=None, prompts=())
             async with self.generations.all_accepted(calls, came, _answer_id) as accepted:
-                del calls, siblings  # megabytes, perhaps
+                del calls, answers  # megabytes, perhaps
                 choices = Choices([one.stream for one in accepted])
                 used = partial(total_usage, prompts=prompts)
                 async with watched(choices, receive):

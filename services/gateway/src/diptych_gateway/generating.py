@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import msgspec
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
@@ -18,17 +17,19 @@ from diptych_contracts.requests import PriorityClass, Request
 from diptych_gateway import metrics, spans
 from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
-from diptych_gateway.checking import Call, Prompt
-from diptych_gateway.identity import ANONYMOUS, Caller
+from diptych_gateway.allowances import Allowances, Taking
+from diptych_gateway.callers import ANONYMOUS, Caller
+from diptych_gateway.checking import Call
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.keeping import Keeper
+from diptych_gateway.keyring import Renew
 from diptych_gateway.models import ServedModel
 from diptych_gateway.patience import Limits, Patience
 from diptych_gateway.settings import GatewaySettings
 from diptych_gateway.streams import AnswerStream, Asked
 from diptych_telemetry import logger, names, tracer
 from diptych_text.codec import TextCodec
-from diptych_text.marked_answer import answer_text, spelling
+from diptych_text.marked_answer import answer_text
 
 log = logger(__name__)
 _tracer = tracer(__name__)
@@ -80,6 +81,9 @@ class Generations:
     in_flight: InFlight
     keeper: Keeper
     door: Door
+    allowances: Allowances
+    renewed: Renew
+    """The caller as it stands now."""
 
     @asynccontextmanager
     async def accepted(
@@ -92,6 +96,8 @@ class Generations:
         if (call.resume or call.background) and len(self.keeper) >= self.settings.max_kept:
             raise self.door.kept_full(self.settings.max_kept, call.priority_class)
         self.door.check(call.priority_class)
+        caller = self.renewed(arrival.caller)
+        self.allowances.check(caller)
         with ExitStack() as held:
             with _tracer.start_as_current_span(
                 names.GATEWAY_ACCEPT, context=arrival.context, kind=SpanKind.SERVER
@@ -101,10 +107,6 @@ class Generations:
                 )
                 metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
                 spans.describe_request(span, request, call)
-                try:
-                    answer_id = await prepare(request, served)
-                except StoreFull as err:
-                    raise self.door.not_stored(err, request.priority_class) from err
                 stream = self.stream(
                     request,
                     served.codec,
@@ -112,10 +114,18 @@ class Generations:
                     stop=request.stopping.stop,
                     logprobs=request.sampling.top_logprobs is not None,
                 )
+                taking = await self.allowances.take(caller, _most_tokens(request))
+                if taking is not None:
+                    held.callback(self._settle, taking, stream)
+                try:
+                    answer_id = await prepare(request, served)
+                except StoreFull as err:
+                    raise self.door.not_stored(err, request.priority_class) from err
                 held.enter_context(self.in_flight.holding(stream))
                 await self._store(request, served, stream, prompt)
                 del call, prompt  # megabytes, perhaps
                 held.enter_context(self.keeper.reading(request.request_id))
+                stream.stored = True
             context = trace.set_span_in_context(span)
             with _tracer.start_as_current_span(names.GATEWAY_STREAM, context=context) as span:
                 try:
@@ -147,23 +157,6 @@ class Generations:
                 found.append(await held.enter_async_context(self.accepted(call, came, prepare)))
             yield found
 
-    async def siblings(self, call: Call) -> list[Call]:
-        """A call for each answer to `call`, whose text is made tokens once for all.
-
-        With a seed the `n`-th has `seed + n`: alone, it would be answered the same.
-        """
-        served = self.acceptance.served(call.model)
-        ids = await self.acceptance.prompt_ids(call, served)
-        one = replace(
-            call, messages=[], prompt=Prompt(ids=ids, chat=call.prompt is None), choices=1
-        )
-        if not call.seeded:
-            return [one] * call.choices
-        return [
-            replace(one, sampling=msgspec.structs.replace(one.sampling, seed=seed))
-            for seed in seeds(call.sampling.seed, call.choices)
-        ]
-
     def stream(
         self,
         request: Asked,
@@ -183,7 +176,7 @@ class Generations:
             abort=arrival.abort,
         )
         if logprobs:
-            stream.tell_logprobs(spelling(codec, request.answer_format))
+            stream.tell_logprobs()
         return stream
 
     async def _store(
@@ -200,6 +193,16 @@ class Generations:
                 raise self.door.not_stored(err, request.priority_class) from err
             raise
         self.door.stored(request.priority_class)
+
+    def _settle(self, taking: Taking, stream: AnswerStream) -> None:
+        """The client's connection is through with a request of limited rate."""
+        request_id = stream.request.request_id
+        if not stream.stored:
+            taking.undo()
+        elif request_id in self.keeper and stream.end is None:
+            self.keeper.settle_later(request_id, taking)
+        else:
+            taking.settle(stream.request.prompt_tokens + stream.tokens)
 
     def _account(self, stream: AnswerStream) -> None:
         now_s = self.now_s()
@@ -230,9 +233,9 @@ class Generations:
         )
 
 
-def seeds(first: int, count: int) -> list[int]:
-    """`first` and those that follow it, in 64 bits."""
-    return [(first + n + 2**63) % 2**64 - 2**63 for n in range(count)]
+def _most_tokens(request: Request) -> int:
+    """How many tokens a request may come to."""
+    return request.prompt_tokens + request.stopping.max_tokens
 
 
 class Reading(Protocol):

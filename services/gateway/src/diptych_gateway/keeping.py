@@ -13,8 +13,10 @@ from time import time
 from diptych_contracts.ids import RequestId
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer
-from diptych_gateway.archive import Archive, deltas
+from diptych_gateway.allowances import Taking
+from diptych_gateway.archive import Archive
 from diptych_gateway.records import Records
+from diptych_gateway.stored_answers import stored_answer
 from diptych_policy.attendance import Attendance, grace_s
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_telemetry import logger
@@ -37,21 +39,17 @@ class _Kept:
     readers: int = 0
     age_s: float = 0.0
     cancelled: bool = False
+    taking: Taking | None = None
+    """What it took of its caller's limits, once its first reader has left."""
 
     def __post_init__(self) -> None:
-        self.view = RequestView(self.request.request_id)
+        told = self.request.sampling.top_logprobs is not None
+        self.view = RequestView(self.request.request_id, logprobs=[] if told else None)
 
     def answer(self, ended_unix_s: int) -> StoredAnswer:
-        assert self.view.end is not None
-        ids = self.view.token_ids
         request = self.request
         text = answer_text(self.codec, request.stopping.stop, request.answer_format)
-        return StoredAnswer(
-            deltas=tuple(deltas(text, ids)),
-            tokens=len(ids),
-            end=self.view.end,
-            ended_unix_s=ended_unix_s,
-        )
+        return stored_answer(self.view, text, self.codec, ended_unix_s=ended_unix_s)
 
 
 class Keeper:
@@ -81,9 +79,15 @@ class Keeper:
         if grace > 0:
             self._kept[request.request_id] = _Kept(request, codec, Attendance(grace))
 
+    def settle_later(self, request_id: RequestId, taking: Taking) -> None:
+        """What it took of its caller's limits is settled when it ends."""
+        self._kept[request_id].taking = taking
+
     def drop(self, request_id: RequestId) -> None:
         """Forget an answer."""
-        self._kept.pop(request_id, None)
+        kept = self._kept.pop(request_id, None)
+        if kept is not None and kept.taking is not None:
+            kept.taking.settle(kept.request.prompt_tokens + len(kept.view.token_ids))
 
     @contextmanager
     def reading(self, request_id: RequestId) -> Iterator[None]:

@@ -7,6 +7,8 @@ import msgspec
 from diptych_gateway.chance_trail import TokenChance
 from diptych_text.codec import TextCodec
 
+_encode = msgspec.json.Encoder().encode
+
 
 class TopLogprob(msgspec.Struct):
     token: str
@@ -44,6 +46,17 @@ def token_logprobs(codec: TextCodec, told: Iterable[TokenChance]) -> list[TokenL
             likely = [TopLogprob(*_spelt(codec, other, p)) for other, p in top]
             found.append(TokenLogprob(*_spelt(codec, token, logprob), top_logprobs=likely))
     return found
+
+
+def logprobs_json(codec: TextCodec, told: Iterable[TokenChance]) -> bytes:
+    """What responses say of the tokens of one delta."""
+    return _encode(token_logprobs(codec, told))
+
+
+def joined(logprobs: Iterable[bytes]) -> msgspec.Raw:
+    """Several lists of `logprobs_json` as one."""
+    inner = (one[1:-1] for one in logprobs)
+    return msgspec.Raw(b"[" + b",".join(filter(None, inner)) + b"]")
 
 
 def completion_logprobs(

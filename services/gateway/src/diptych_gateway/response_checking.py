@@ -21,6 +21,7 @@ from diptych_gateway.response_bodies import (
     CreateFrame,
     ReasoningOptions,
     ResponseBody,
+    decode_include,
 )
 from diptych_gateway.structured import Structure, text_settings
 from diptych_gateway.tooling import Offered, offered
@@ -28,19 +29,17 @@ from diptych_gateway.tooling import Offered, offered
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "max_tool_calls": (),
     "truncation": ("disabled",),
-    "top_logprobs": (0,),
-    "include": ([], ["reasoning.encrypted_content"]),
     "conversation": (),
     "prompt": (),
     "context_management": ([],),
 }
-"""What these may say while they are not supported: nothing that changes an answer.
+"""What these may say while they are not supported: nothing that changes an answer."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""The latter asks for something beside reasoning, of which there is none."""
 
-`reasoning.encrypted_content` asks for something beside reasoning, of which there is none.
-"""
 
-
-_READ = ("metadata", "text", "tools", "tool_choice", "parallel_tool_calls")
+_READ = ("metadata", "include", "text", "tools", "tool_choice", "parallel_tool_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +102,7 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
         only(name, getattr(body, name), allowed)
     if body.stream_options is not None:
         only("stream_options.include_usage", body.stream_options.include_usage, (False,))
+    top_logprobs = included_logprobs(body)
     store, background = body.store is not False, bool(body.background)
     if background and not store:
         raise InvalidRequest(
@@ -113,7 +113,9 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
         body=_light(body),
         input=_input(body.input),
         metadata=metadata(body),
-        sampling=sampling(body, structure.grammar),
+        sampling=msgspec.structs.replace(
+            sampling(body, structure.grammar), top_logprobs=top_logprobs
+        ),
         structure=structure,
         forced=forced(body),
         priority_class=priority_class(body),
@@ -132,6 +134,22 @@ def check_frame(frame: CreateFrame, *, resume: bool = False) -> ResponseCall:
         raise unsupported("stream", False, (True,))
     only("background", frame.background, (False,))
     return check_response(frame, resume=resume)
+
+
+def included_logprobs(body: ResponseBody) -> int | None:
+    """How many likely tokens are told beside each chosen one; None: nothing is told.
+
+    `top_logprobs` alone asks for them, as `include` alone does for those of the chosen.
+
+    Raises:
+        InvalidRequest: something else is to be included.
+    """
+    wanted = decode_include(body.include, at="include")
+    for one in wanted:
+        if one not in INCLUDED:
+            raise unsupported("include", one, INCLUDED)
+    told = LOGPROBS in wanted or bool(body.top_logprobs)
+    return body.top_logprobs or 0 if told else None
 
 
 def _light(body: ResponseBody) -> ResponseBody:

@@ -73,7 +73,7 @@ class TextDone(NumberedEvent, kw_only=True, omit_defaults=True):
     output_index: int
     content_index: int
     text: str
-    logprobs: tuple[Any, ...]
+    logprobs: msgspec.Raw
 
 
 class ResponseEvents:
@@ -93,14 +93,20 @@ class ResponseEvents:
         self._after = after
         self._next = 0
         self._deltas: list[str] = []
+        self._logprobs: list[bytes] = []
         self._item = item_id(stored)
         at = {"type": _DELTA, "item_id": self._item, "output_index": 0, "content_index": 0}
-        self._delta_head = _encode({**at, "logprobs": [], **self._lane})[:-1]
+        self._delta_head = _encode({**at, **self._lane})[:-1]
 
     @property
     def deltas(self) -> tuple[str, ...]:
         """The text so far."""
         return tuple(self._deltas)
+
+    @property
+    def logprobs(self) -> tuple[bytes, ...]:
+        """Those of each of `deltas`, if they were asked for."""
+        return tuple(self._logprobs)
 
     @property
     def last_number(self) -> int:
@@ -115,14 +121,17 @@ class ResponseEvents:
             *self._make(ResponseEvent, "response.in_progress", response=response),
         ]
 
-    def delta(self, text: str) -> list[Event]:
-        """Text that one token made showable."""
+    def delta(self, text: str, logprobs: bytes = b"") -> list[Event]:
+        """Text that one token made showable, and the logprobs of its tokens as JSON, if asked."""
         opening = [] if self._deltas else self._open()
         self._deltas.append(text)
+        if logprobs:
+            self._logprobs.append(logprobs)
         number = self._count()
         if number <= self._after:
             return opening
-        data = b'%b,"sequence_number":%d,"delta":%b}' % (self._delta_head, number, _encode(text))
+        told = (self._delta_head, logprobs or b"[]", number, _encode(text))
+        data = b'%b,"logprobs":%b,"sequence_number":%d,"delta":%b}' % told
         return [*opening, Event(number, _DELTA, data)]
 
     def finish(self, answer: StoredAnswer) -> list[Event]:
@@ -150,7 +159,9 @@ class ResponseEvents:
         item = message(self._stored, answer)
         (part,) = item.content
         at = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        done = self._make(TextDone, "response.output_text.done", text=part.text, logprobs=(), **at)
+        done = self._make(
+            TextDone, "response.output_text.done", text=part.text, logprobs=part.logprobs, **at
+        )
         return [
             *done,
             *self._make(PartEvent, "response.content_part.done", part=part, **at),

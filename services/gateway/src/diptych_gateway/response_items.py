@@ -5,25 +5,30 @@ A pure function of the deltas: live, archived or read from the journal, the item
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Literal
 
 import msgspec
 
 from diptych_contracts.answer_formats import AnswerFormat, ToolCall
 from diptych_contracts.ids import RequestId
-from diptych_contracts.responses import StoredMessage
+from diptych_contracts.responses import StoredAnswer, StoredMessage
 from diptych_gateway.answer_parts import call_id
+from diptych_gateway.logprob_objects import joined
 from diptych_text.parsing import AnswerParser
 from diptych_text.parts import CallArguments, CallBegun, Part, Reasoning
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
+NO_LOGPROBS = msgspec.Raw(b"[]")
+
+
 class OutputText(msgspec.Struct, kw_only=True):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: msgspec.Raw = NO_LOGPROBS
 
 
 class ReasoningText(msgspec.Struct, kw_only=True):
@@ -69,6 +74,7 @@ class Item:
     name: str = ""
     call_id: str = ""
     pieces: list[str] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -78,15 +84,18 @@ class Item:
     @property
     def part(self) -> OutputText | ReasoningText:
         """Its content, if it is not a call."""
-        kind = ReasoningText if self.kind == "reasoning" else OutputText
-        return kind(text=self.text)
+        if self.kind == "reasoning":
+            return ReasoningText(text=self.text)
+        return OutputText(text=self.text, logprobs=joined(self.logprobs))
 
     def shown(self, status: ItemStatus) -> OutputItem:
         """The item as clients see it."""
         begun = status != "in_progress"
         match self.kind:
             case "message":
-                text = (OutputText(text=self.text),) if begun else ()
+                text = (
+                    (OutputText(text=self.text, logprobs=joined(self.logprobs)),) if begun else ()
+                )
                 return OutputMessage(id=self.id, status=status, content=text)
             case "reasoning":
                 thought = (ReasoningText(text=self.text),) if begun else ()
@@ -107,7 +116,13 @@ class ItemList:
 
     def __init__(self, request_id: RequestId) -> None:
         self._request_id = request_id
+        self._told: list[bytes] = []
         self.items: list[Item] = []
+
+    def tell(self, logprobs: bytes) -> None:
+        """Logprobs of tokens: they belong to the next part, and are kept if that is text."""
+        if logprobs:
+            self._told.append(logprobs)
 
     @property
     def current(self) -> Item | None:
@@ -133,11 +148,16 @@ class ItemList:
         self.items.append(item)
         return item
 
-    def add(self, part: Part) -> None:
-        """Take in `part`, beginning an item if it needs one."""
-        item = self.current if self.goes_on(part) else self.begin(part)
-        if item is not None and not isinstance(part, CallBegun):
-            item.pieces.append(part.text)
+    def add(self, part: Part) -> bytes:
+        """Take in `part` of the current item; gives the logprobs that go with it."""
+        item, told, self._told = self.items[-1], self._told, []
+        if isinstance(part, CallBegun):
+            return b""
+        item.pieces.append(part.text)
+        if item.kind != "message" or not told:
+            return b""
+        item.logprobs += told
+        return bytes(joined(told))
 
 
 def _kind(part: Part) -> Kind:
@@ -146,18 +166,26 @@ def _kind(part: Part) -> Kind:
     return "reasoning" if isinstance(part, Reasoning) else "message"
 
 
-def items_of(made: AnswerFormat, deltas: Sequence[str], request_id: RequestId) -> list[Item]:
+def items_of(made: AnswerFormat, answer: StoredAnswer, request_id: RequestId) -> list[Item]:
     """All items of a whole answer."""
     parser, found = AnswerParser(made), ItemList(request_id)
-    for part in _parts(parser, deltas):
-        found.add(part)
+    for delta, logprobs in told(answer):
+        found.tell(logprobs)
+        _take(found, parser.push(delta))
+    _take(found, parser.finish())
     return found.items
 
 
-def _parts(parser: AnswerParser, deltas: Iterable[str]) -> Iterator[Part]:
-    for delta in deltas:
-        yield from parser.push(delta)
-    yield from parser.finish()
+def told(answer: StoredAnswer) -> Iterator[tuple[str, bytes]]:
+    """The deltas of an answer, each with its logprobs, if there are any."""
+    return zip(answer.deltas, answer.logprobs or repeat(b""), strict=False)
+
+
+def _take(found: ItemList, parts: Iterable[Part]) -> None:
+    for part in parts:
+        if not found.goes_on(part):
+            found.begin(part)
+        found.add(part)
 
 
 def statuses(items: Sequence[Item], *, whole: bool) -> Iterator[tuple[Item, ItemStatus]]:

@@ -9,6 +9,7 @@ from diptych_contracts.answer_formats import Tool
 from diptych_contracts.journal import End, EndReason, Report
 from diptych_contracts.responses import StoredAnswer, StoredResponse
 from diptych_gateway.answers import Joules
+from diptych_gateway.logprob_objects import joined
 from diptych_gateway.response_items import (
     Item,
     ItemStatus,
@@ -178,14 +179,14 @@ def message(stored: StoredResponse, answer: StoredAnswer) -> OutputMessage:
     return OutputMessage(
         id=item_id(stored),
         status="completed" if answer.end.reason is EndReason.STOP else "incomplete",
-        content=(OutputText(text="".join(answer.deltas)),),
+        content=(OutputText(text="".join(answer.deltas), logprobs=joined(answer.logprobs)),),
     )
 
 
 def items(stored: StoredResponse, answer: StoredAnswer) -> list[Item]:
     """The output items of an answer that has parts, as far as anything was said."""
     made = stored.answer_format
-    return [] if made is None else items_of(made, answer.deltas, stored.request_id)
+    return [] if made is None else items_of(made, answer, stored.request_id)
 
 
 def output(stored: StoredResponse, answer: StoredAnswer) -> tuple[OutputItem, ...]:
@@ -268,6 +269,7 @@ def _object(stored: StoredResponse, *, status: Status, **ending: Any) -> Respons
         text=_text(stored),
         presence_penalty=stored.sampling.presence_penalty,
         frequency_penalty=stored.sampling.frequency_penalty,
+        top_logprobs=stored.sampling.top_logprobs or 0,
         metadata=dict(stored.metadata),
         safety_identifier=stored.safety_identifier,
         prompt_cache_key=stored.prompt_cache_key,

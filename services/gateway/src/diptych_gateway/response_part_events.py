@@ -10,9 +10,12 @@ One token may bring about several events; all of them are counted, whoever makes
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.journal import EndReason
 from diptych_contracts.responses import StoredAnswer, StoredResponse
+from diptych_gateway.logprob_objects import joined
 from diptych_gateway.response_events import (
     Event,
     ItemEvent,
@@ -21,7 +24,7 @@ from diptych_gateway.response_events import (
     ResponseEvents,
     TextDone,
 )
-from diptych_gateway.response_items import Item, ItemList, ItemStatus
+from diptych_gateway.response_items import NO_LOGPROBS, Item, ItemList, ItemStatus, told
 from diptych_text.parsing import AnswerParser
 from diptych_text.parts import CallBegun, Part, Text
 
@@ -31,7 +34,7 @@ class _TextDelta(NumberedEvent, kw_only=True, omit_defaults=True):
     output_index: int
     content_index: int
     delta: str
-    logprobs: tuple[Any, ...]
+    logprobs: msgspec.Raw
 
 
 class _ReasoningDelta(NumberedEvent, kw_only=True, omit_defaults=True):
@@ -68,9 +71,12 @@ class PartEvents(ResponseEvents):
         self._parser = AnswerParser(made)
         self._items = ItemList(stored.request_id)
 
-    def delta(self, text: str) -> list[Event]:
+    def delta(self, text: str, logprobs: bytes = b"") -> list[Event]:
         """What one token's text brings about."""
         self._deltas.append(text)
+        if logprobs:
+            self._logprobs.append(logprobs)
+        self._items.tell(logprobs)
         return self._add(self._parser.push(text))
 
     def _outcome(self, answer: StoredAnswer) -> list[Event]:
@@ -86,10 +92,9 @@ class PartEvents(ResponseEvents):
             if not self._items.goes_on(part):
                 events += self._close("completed")
                 events += self._opened(self._items.begin(part))
-            item = self._items.current
-            if item is not None and not isinstance(part, CallBegun):
-                item.pieces.append(part.text)
-                events += self._said(item, part.text)
+            logprobs = self._items.add(part)
+            if not isinstance(part, CallBegun):
+                events += self._said(self._items.items[-1], part.text, logprobs)
         return events
 
     def _opened(self, item: Item) -> list[Event]:
@@ -104,11 +109,12 @@ class PartEvents(ResponseEvents):
         name = "response.content_part.added"
         return [*added, *self._make(PartEvent, name, part=item.part, **_place(item))]
 
-    def _said(self, item: Item, text: str) -> list[Event]:
+    def _said(self, item: Item, text: str, logprobs: bytes) -> list[Event]:
         match item.kind:
             case "message":
                 name, at = "response.output_text.delta", _place(item)
-                return self._make(_TextDelta, name, delta=text, logprobs=(), **at)
+                said = msgspec.Raw(logprobs) if logprobs else NO_LOGPROBS
+                return self._make(_TextDelta, name, delta=text, logprobs=said, **at)
             case "reasoning":
                 name = "response.reasoning.delta"
                 return self._make(_ReasoningDelta, name, delta=text, **_place(item))
@@ -134,7 +140,9 @@ class PartEvents(ResponseEvents):
         match item.kind:
             case "message":
                 name, at = "response.output_text.done", _place(item)
-                return self._make(TextDone, name, text=item.text, logprobs=(), **at)
+                return self._make(
+                    TextDone, name, text=item.text, logprobs=joined(item.logprobs), **at
+                )
             case "reasoning":
                 name = "response.reasoning.done"
                 return self._make(_ReasoningDone, name, text=item.text, **_place(item))
@@ -152,10 +160,10 @@ def _place(item: Item) -> dict[str, Any]:
     return {"item_id": item.id, "output_index": item.index, "content_index": 0}
 
 
-def events_of(stored: StoredResponse, **told: Any) -> ResponseEvents:
-    """What makes the events of `stored`; `told` is what every maker is told."""
+def events_of(stored: StoredResponse, **more: Any) -> ResponseEvents:
+    """What makes the events of `stored`; `more` is what every maker is told."""
     made = stored.answer_format
-    return ResponseEvents(stored, **told) if made is None else PartEvents(stored, made, **told)
+    return ResponseEvents(stored, **more) if made is None else PartEvents(stored, made, **more)
 
 
 def replayed(
@@ -164,6 +172,6 @@ def replayed(
     """All events of a response that has ended, as they were made when it ran."""
     events = events_of(stored, after=after)
     yield events.start()
-    for text in answer.deltas:
-        yield events.delta(text)
+    for text, logprobs in told(answer):
+        yield events.delta(text, logprobs)
     yield events.finish(answer)

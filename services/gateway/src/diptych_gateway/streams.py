@@ -21,7 +21,6 @@ from diptych_gateway.metrics import ModelMetrics
 from diptych_gateway.patience import Patience
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_text.answer import AnswerText
-from diptych_text.detokenizing import TokenBytes
 
 MAX_TAKE = 256
 """About 80 KB of events: a slow client holds that and the socket's buffers, whatever waits."""
@@ -96,6 +95,8 @@ class AnswerStream:
         """Whether the client has left."""
         self.refused = False
         """Whether JetStream said that it does not take the request: there is nothing to cancel."""
+        self.stored = False
+        """Whether JetStream has the request."""
         self.first_token_s: float | None = None
         self._last_token_s = arrived_s
         self._view = RequestView(request.request_id)
@@ -136,9 +137,9 @@ class AnswerStream:
         first_s = self.first_token_s if self.first_token_s is not None else self._last_token_s
         return first_s - self.arrived_s
 
-    def tell_logprobs(self, codec: TokenBytes) -> None:
+    def tell_logprobs(self) -> None:
         """Give the logprobs with the pieces; to be said before the journal is heard."""
-        self._trail = ChanceTrail(codec)
+        self._trail = ChanceTrail(self._text.spelling)
         self._view.logprobs = []
 
     def hold_back(self) -> None:

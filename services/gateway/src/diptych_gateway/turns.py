@@ -11,19 +11,22 @@ from diptych_contracts.errors import ContextOverflow, InvalidRequest, Transient
 from diptych_contracts.journal import End, EndReason
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
-from diptych_gateway.archive import Archive, deltas
+from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.logprob_objects import logprobs_json
 from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
 from diptych_gateway.response_checking import ResponseCall
-from diptych_gateway.response_events import ResponseEvents
+from diptych_gateway.response_events import Event, ResponseEvents
 from diptych_gateway.response_items import spoken
 from diptych_gateway.response_objects import has_item, items
 from diptych_gateway.response_part_events import events_of
 from diptych_gateway.resuming import Resumption
-from diptych_gateway.streams import AnswerStream
+from diptych_gateway.stored_answers import stored_answer
+from diptych_gateway.streams import AnswerStream, Shown
 from diptych_telemetry import logger
+from diptych_text.codec import TextCodec
 from diptych_text.marked_answer import answer_text
 from diptych_text.metering import MAX_CHARS
 
@@ -66,7 +69,15 @@ class Turn:
     asked: Past | None = None
     """All messages before its answer, instructions apart; None: too long to be kept at hand, but
     the archive has them."""
+    codec: TextCodec | None = None
+    """Spells its logprobs, if they were asked for."""
     _ended_unix_s: int | None = field(default=None, init=False)
+
+    def delta(self, piece: Shown) -> list[Event]:
+        """The events of a piece of the answer."""
+        if self.codec is None:
+            return self.events.delta(piece.text)
+        return self.events.delta(piece.text, logprobs_json(self.codec, piece.logprobs))
 
     def answer(self) -> StoredAnswer:
         """What it came to; there must be an end, and all text made into events."""
@@ -76,6 +87,7 @@ class Turn:
             self._ended_unix_s = int(time())
         return StoredAnswer(
             deltas=self.events.deltas,
+            logprobs=self.events.logprobs,
             tokens=self.stream.tokens,
             end=end,
             ended_unix_s=self._ended_unix_s,
@@ -112,7 +124,8 @@ class Turns:
             ApiError: the response before it is unknown (400), still runs (409), or it is too large
                 to be stored (413).
         """
-        past = await self.past(call.body.previous_response_id, local or {})
+        tenant = arrival.caller.tenant
+        past = await self.past(call.body.previous_response_id, local or {}, tenant=tenant)
         made: list[StoredResponse] = []
 
         async def prepare(request: Request, served: ServedModel) -> str:
@@ -127,7 +140,13 @@ class Turns:
                 (stored,) = made
                 events = events_of(stored, stream_id=stream_id)
                 made.clear()
-                turn = Turn(stored, accepted.stream, events, asked if at_hand else None)
+                turn = Turn(
+                    stored,
+                    accepted.stream,
+                    events,
+                    asked if at_hand else None,
+                    speller(stored, accepted.served),
+                )
                 # While the answer lasts nobody needs the messages, megabytes perhaps.
                 call, past = replace(call, input=()), Past(())
                 del asked, generation
@@ -153,9 +172,11 @@ class Turns:
             Transient: the bus is away, or nobody serves its model at the moment.
         """
         served = self.models.get(stored.model)
-        stream = self.generations.stream(stored, served.codec, arrival)
+        codec = speller(stored, served)
+        stream = self.generations.stream(stored, served.codec, arrival, logprobs=codec is not None)
         async with self.resumption.reading(stream, stored):
-            yield Turn(stored, stream, events_of(stored, after=after))
+            events = events_of(stored, after=after)
+            yield Turn(stored, stream, events, codec=codec)
 
     async def warm_up(
         self, call: ResponseCall, arrival: Arrival, *, local: Mapping[str, Past]
@@ -164,7 +185,8 @@ class Turns:
 
         Raises what `new` raises.
         """
-        past = await self.past(call.body.previous_response_id, local)
+        tenant = arrival.caller.tenant
+        past = await self.past(call.body.previous_response_id, local, tenant=tenant)
         request = await self.generations.checked(call.generation(past.messages), arrival)
         end = End(request_id=request.request_id, attempt=0, reason=EndReason.STOP, tokens=0)
         nothing = StoredAnswer(deltas=(), tokens=0, end=end, ended_unix_s=int(time()))
@@ -185,18 +207,13 @@ class Turns:
         found = await self.resumption.end_of(stored)
         if found is None:
             return stored
-        ids, end = found
         codec = self.models.get(stored.model).codec
-        answer = StoredAnswer(
-            deltas=tuple(deltas(answer_text(codec, made=stored.answer_format), ids)),
-            tokens=len(ids),
-            end=end,
-            ended_unix_s=int(time()),
-        )
+        text = answer_text(codec, made=stored.answer_format)
+        answer = stored_answer(found, text, codec, ended_unix_s=int(time()))
         self.archive.finish_soon(stored.request_id, lambda: answer)
         return msgspec.structs.replace(stored, answer=answer)
 
-    async def past(self, last: str | None, local: Mapping[str, Past]) -> Past:
+    async def past(self, last: str | None, local: Mapping[str, Past], *, tenant: str) -> Past:
         """The messages up to and including the answer of response `last`.
 
         Raises:
@@ -211,7 +228,7 @@ class Turns:
             if len(turns) == MAX_TURNS:
                 text = f"expected a conversation of at most {MAX_TURNS} turns, saw a longer one"
                 raise InvalidRequest(text, param="previous_response_id")
-            stored = await self._previous(wanted)
+            stored = await self._previous(wanted, tenant)
             turns.append((*(stored.history or ()), *stored.input, *said(stored)))
             messages += len(turns[-1])
             chars += sum(map(message_chars, turns[-1]))
@@ -222,8 +239,8 @@ class Turns:
             wanted = stored.previous_response_id if stored.history is None else None
         return Past(tuple(message for turn in reversed(turns) for message in turn))
 
-    async def _previous(self, wanted: str) -> StoredResponse:
-        stored = await self.archive.get(wanted)
+    async def _previous(self, wanted: str, tenant: str) -> StoredResponse:
+        stored = await self.archive.get(wanted, tenant=tenant)
         if stored is None:
             raise ApiError(
                 400,
@@ -248,6 +265,7 @@ class Turns:
             gateway=request.gateway,
             journal_seq=self.generations.in_flight.journal_seq,
             model=request.model,
+            tenant=request.tenant,
             created_unix_ms=request.created_unix_ms,
             deadline_unix_ms=request.deadline_unix_ms,
             prompt_tokens=request.prompt_tokens,
@@ -277,6 +295,11 @@ class Turns:
             await self.archive.delete(stored)
         except Transient as err:  # it expires by itself
             log.warning("response_left_over", request_id=stored.request_id, error=str(err))
+
+
+def speller(stored: StoredResponse, served: ServedModel) -> TextCodec | None:
+    """What spells a response's logprobs, if they were asked for."""
+    return None if stored.sampling.top_logprobs is None else served.codec
 
 
 def said(stored: StoredResponse, answer: StoredAnswer | None = None) -> History:
