@@ -11,6 +11,7 @@ from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_gateway.bodies import decode
 from diptych_gateway.checking import check
 from diptych_gateway.routes import CHAT_COMPLETIONS
+from diptych_gateway.settings import GatewaySettings
 
 OTHER = "gateway-00000000cccc"
 OBEYING = {"grammars": True}
@@ -164,6 +165,26 @@ async def test_a_choice_says_what_is_told_and_what_is_forced(
         assert choice["message"]["content"] == "Hello"
         assert choice["finish_reason"] == "stop"
         assert (request.answer_format is None) == (not told)
+
+
+@pytest.mark.parametrize(("more", "several"), [({}, False), ({"parallel_tool_calls": True}, True)])
+async def test_a_demand_is_met_by_one_call_unless_more_are_asked_for(
+    run_stack: Any, more: dict[str, Any], several: bool
+) -> None:
+    async with run_stack(says(FORCED), card=OBEYING) as stack:
+        await stack.chat(tools=TOOLS, tool_choice="required", **more)
+        assert ("between" in stack.fleet.requests[-1].sampling.grammar.text) == several
+
+
+async def test_an_operator_may_say_how_a_model_writes(run_stack: Any) -> None:
+    parsers = {"tool_parsers": "other=mistral, tiny=none", "reasoning_parsers": "tiny=think"}
+    async with run_stack(says("<think>Hm.</think>Hello"), **parsers) as stack:
+        (choice,) = (await stack.chat()).json()["choices"]
+        assert choice["message"]["reasoning_content"] == "Hm."
+    with pytest.raises(ValueError, match="saw 'klingon'"):
+        GatewaySettings(tool_parsers="tiny=klingon")
+    with pytest.raises(ValueError, match="expected model=parser"):
+        GatewaySettings(reasoning_parsers="think")
 
 
 async def test_a_model_that_follows_no_grammar_cannot_be_forced(run_stack: Any) -> None:

@@ -78,7 +78,8 @@ class Tooling:
     must: tuple[str, ...] = ()
     """Names, one of which is to be called; none: as the model likes."""
     single: bool = False
-    """At most one call."""
+    """At most one call: by wish, or where one is demanded and several were not asked for. (A weak
+    model that must call and may call again says the same again.)"""
 
     @property
     def chars(self) -> int:
@@ -126,7 +127,8 @@ def offered(
     if names and mode == "auto":  # allowed ones: the model is told of no others
         told = tuple(tool for tool in known if tool.name in names)
     must = (names or tuple(tool.name for tool in known)) if mode != "auto" else ()
-    tooling = Tooling(told, must, single=mode == "named" or not several)
+    single = mode == "named" or not several or (bool(must) and parallel == ABSENT)
+    tooling = Tooling(told, must, single)
     return Offered(known, text, several, tooling)
 
 
