@@ -49,7 +49,7 @@ async def serve(member: Member, settings: GatewaySettings) -> None:
 def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExecutor) -> Gateway:
     """A gateway, ready to run."""
     bus, me, now_s = member.bus, member.incarnation, member.now_s
-    models = Models(bus, executor, member.patience)
+    models = Models(bus, executor, member.patience, parsers=settings.parsers())
     records = Records(bus, me)
     archive = Archive(bus)
     keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s)

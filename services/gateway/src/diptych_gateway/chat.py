@@ -9,7 +9,8 @@ from starlette.types import Receive, Scope, Send
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.requests import Request
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading, choice, completion, total_usage, usage
+from diptych_gateway.answer_parts import chunk_writer, whole_choice
+from diptych_gateway.answers import Heading, completion, total_usage, usage
 from diptych_gateway.bodies import decode
 from diptych_gateway.chat_resuming import ChatResumption, wanted_by_event_id
 from diptych_gateway.checking import ChatCall, check
@@ -64,7 +65,9 @@ class ChatCompletions:
                     await self._several(call, came, receive, send)
                     return
                 async with self.generations.accepted(call, came, _answer_id) as accepted:
-                    call = replace(call, messages=[])  # while the answer lasts nobody needs them
+                    call = replace(
+                        call, messages=[], tooling=None
+                    )  # while the answer lasts nobody needs them
                     async with watched(accepted.stream, receive):
                         await _deliver(accepted, call, send)
         except ClientGone:
@@ -92,34 +95,35 @@ def _judge(body: bytes, scope: Scope) -> ChatCall:
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:
     request, stream = accepted.request, accepted.stream
+    made = request.answer_format
     heading = Heading(request.request_id, request.created_unix_ms // 1000, accepted.served.card)
     codec = speller(accepted)
     if call.stream:
-        writer = ChunkWriter(heading, include_usage=call.include_usage, codec=codec)
+        writer = chunk_writer(heading, made, include_usage=call.include_usage, codec=codec)
         await deliver(stream, writer, EventStream(send))
     elif (pieces := await deliver_whole(stream)) is not None:
-        made = choice(stream, pieces, codec=codec)
-        await send_json(send, 200, completion(heading, [made], usage(stream)))
+        whole = whole_choice(stream, pieces, made, codec=codec)
+        await send_json(send, 200, completion(heading, [whole], usage(stream)))
 
 
 async def _deliver_choices(
     accepted: list[Accepted], choices: Choices, call: ChatCall, send: Send
 ) -> None:
     request, codec = accepted[0].request, speller(accepted[0])
-    card = accepted[0].served.card
+    card, made = accepted[0].served.card, request.answer_format
     heading = Heading(request.request_id, request.created_unix_ms // 1000, card)
     if call.stream:
+        told = {"include_usage": call.include_usage, "codec": codec}
         writers = [
-            ChunkWriter(heading, include_usage=call.include_usage, choice=number, codec=codec)
-            for number in range(len(accepted))
+            chunk_writer(heading, made, choice=number, **told) for number in range(len(accepted))
         ]
         await ChoicesDelivery(choices, writers).run(EventStream(send), total_usage)
     elif (pieces := await deliver_whole_choices(choices)) is not None:
-        made = [
-            choice(stream, found, codec=codec, index=number)
+        wholes = [
+            whole_choice(stream, found, made, codec=codec, index=number)
             for number, (stream, found) in enumerate(zip(choices.streams, pieces, strict=True))
         ]
-        await send_json(send, 200, completion(heading, made, total_usage(choices.streams)))
+        await send_json(send, 200, completion(heading, wholes, total_usage(choices.streams)))
 
 
 def speller(accepted: Accepted) -> TextCodec | None:

@@ -20,8 +20,8 @@ from diptych_gateway.stored_answers import stored_answer
 from diptych_policy.attendance import Attendance, grace_s
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_telemetry import logger
-from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_text.marked_answer import answer_text
 
 GIVEN_UP = "the client left and did not come back"
 _LAST_WORDS_S = 60.0
@@ -47,7 +47,8 @@ class _Kept:
         self.view = RequestView(self.request.request_id, logprobs=[] if told else None)
 
     def answer(self, ended_unix_s: int) -> StoredAnswer:
-        text = AnswerText(self.codec, self.request.stopping.stop)
+        request = self.request
+        text = answer_text(self.codec, request.stopping.stop, request.answer_format)
         return stored_answer(self.view, text, self.codec, ended_unix_s=ended_unix_s)
 
 

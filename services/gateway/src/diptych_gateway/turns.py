@@ -19,13 +19,15 @@ from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
 from diptych_gateway.response_checking import ResponseCall
 from diptych_gateway.response_events import Event, ResponseEvents
-from diptych_gateway.response_objects import has_item
+from diptych_gateway.response_items import spoken
+from diptych_gateway.response_objects import has_item, items
+from diptych_gateway.response_part_events import events_of
 from diptych_gateway.resuming import Resumption
 from diptych_gateway.stored_answers import stored_answer
 from diptych_gateway.streams import AnswerStream, Shown
 from diptych_telemetry import logger
-from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_text.marked_answer import answer_text
 from diptych_text.metering import MAX_CHARS
 
 MAX_TURNS = 512
@@ -51,7 +53,7 @@ class Past:
     @property
     def chars(self) -> int:
         """How much text they are."""
-        return sum(len(message.text) for message in self.messages)
+        return sum(map(message_chars, self.messages))
 
 
 log = logger(__name__)
@@ -136,7 +138,7 @@ class Turns:
         try:
             async with self.generations.accepted(generation, arrival, prepare) as accepted:
                 (stored,) = made
-                events = ResponseEvents(stored, stream_id=stream_id)
+                events = events_of(stored, stream_id=stream_id)
                 made.clear()
                 turn = Turn(
                     stored,
@@ -173,7 +175,7 @@ class Turns:
         codec = speller(stored, served)
         stream = self.generations.stream(stored, served.codec, arrival, logprobs=codec is not None)
         async with self.resumption.reading(stream, stored):
-            events = ResponseEvents(stored, after=after)
+            events = events_of(stored, after=after)
             yield Turn(stored, stream, events, codec=codec)
 
     async def warm_up(
@@ -206,7 +208,8 @@ class Turns:
         if found is None:
             return stored
         codec = self.models.get(stored.model).codec
-        answer = stored_answer(found, AnswerText(codec), codec, ended_unix_s=int(time()))
+        text = answer_text(codec, made=stored.answer_format)
+        answer = stored_answer(found, text, codec, ended_unix_s=int(time()))
         self.archive.finish_soon(stored.request_id, lambda: answer)
         return msgspec.structs.replace(stored, answer=answer)
 
@@ -226,9 +229,9 @@ class Turns:
                 text = f"expected a conversation of at most {MAX_TURNS} turns, saw a longer one"
                 raise InvalidRequest(text, param="previous_response_id")
             stored = await self._previous(wanted, tenant)
-            turns.append((*(stored.history or ()), *stored.input, *said(stored.answer)))
+            turns.append((*(stored.history or ()), *stored.input, *said(stored)))
             messages += len(turns[-1])
-            chars += sum(len(message.text) for message in turns[-1])
+            chars += sum(map(message_chars, turns[-1]))
             check_count(messages, "messages in a conversation", param="previous_response_id")
             if chars > MAX_HISTORY_CHARS:
                 text = f"the conversation has more than {MAX_HISTORY_CHARS} characters"
@@ -280,6 +283,11 @@ class Turns:
             metadata=tuple(call.metadata.items()),
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
+            answer_format=request.answer_format,
+            tools=call.offered.tools,
+            tool_choice=call.offered.choice,
+            parallel_tool_calls=call.offered.parallel,
+            reasoning_effort=call.effort,
         )
 
     async def _forget(self, stored: StoredResponse) -> None:
@@ -294,8 +302,18 @@ def speller(stored: StoredResponse, served: ServedModel) -> TextCodec | None:
     return None if stored.sampling.top_logprobs is None else served.codec
 
 
-def said(answer: StoredAnswer | None) -> History:
-    """An answer as the message the next turn reads; none if nothing was said."""
+def said(stored: StoredResponse, answer: StoredAnswer | None = None) -> History:
+    """An answer (`stored`'s own, if none is given) as the message the next turn reads, if any."""
+    answer = answer or stored.answer
     if answer is None or not has_item(answer):
         return ()
+    if stored.answer_format is not None:
+        message = spoken(items(stored, answer))
+        return () if message is None else (message,)
     return (StoredMessage(role="assistant", text="".join(answer.deltas)),)
+
+
+def message_chars(message: StoredMessage) -> int:
+    """How much text a message is."""
+    calls = sum(len(call.name) + len(call.arguments) for call in message.calls)
+    return len(message.text) + len(message.reasoning) + calls
