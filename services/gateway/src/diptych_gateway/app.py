@@ -13,9 +13,11 @@ from diptych_gateway.archive import Archive
 from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
+from diptych_gateway.claims import Claims
 from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
+from diptych_gateway.joining import Joining
 from diptych_gateway.keeping import Keeper
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
@@ -48,7 +50,8 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     models = Models(bus, executor, member.patience)
     records = Records(bus, me)
     archive = Archive(bus)
-    keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s)
+    claims = Claims(bus)
+    keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s, ended=claims.ended)
     in_flight = InFlight(now_s, records, keeper)
     resumption = Resumption(bus, me, in_flight=in_flight, keeper=keeper, now_s=now_s)
     admission = Admission(settings.max_in_flight)
@@ -65,7 +68,16 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         keeper=keeper,
         door=door,
     )
-    turns = Turns(generations=generations, models=models, archive=archive, resumption=resumption)
+    joining = Joining(
+        bus=bus, generations=generations, resumption=resumption, records=records, claims=claims
+    )
+    turns = Turns(
+        generations=generations,
+        models=models,
+        archive=archive,
+        resumption=resumption,
+        joining=joining,
+    )
     intake = Intake(
         executor,
         max_bodies=settings.max_bodies,
@@ -85,6 +97,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             generations=generations,
             intake=intake,
             resumption=chat_resumption,
+            joining=joining,
         ),
         responses=Responses(admission=admission, turns=turns, records=records, intake=intake),
         socket=ResponsesSocket(
@@ -106,6 +119,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         in_flight=in_flight,
         records=records,
         archive=archive,
+        claims=claims,
         resumption=resumption,
         admission=admission,
         door=door,

@@ -22,7 +22,9 @@ from diptych_gateway.delivering import (
 )
 from diptych_gateway.errors import from_error
 from diptych_gateway.generating import Accepted, Generations, arrival, watched
+from diptych_gateway.idempotency import Once, once_of
 from diptych_gateway.intake import Intake
+from diptych_gateway.joining import Joining
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
 from diptych_policy.admission import Admission
@@ -42,6 +44,7 @@ class ChatCompletions:
     generations: Generations
     intake: Intake
     resumption: ChatResumption
+    joining: Joining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         now_s = self.generations.now_s
@@ -53,10 +56,11 @@ class ChatCompletions:
                 await self.resumption.answer(again, scope, receive, send)
                 return
             with admitted(self.admission, now_s, likely_class(body)):
-                call = await self.intake.judged(len(body), partial(_judge, body, scope))
+                call, once = await self.intake.judged(len(body), partial(_judge, body, scope))
                 del body
                 came = arrival(scope, arrived_s=arrived_s)
-                async with self.generations.accepted(call, came, _answer_id) as accepted:
+                answer = self.joining.accepted(call, came, _answer_id, once=once)
+                async with answer as accepted:
                     call = replace(call, messages=[])  # while the answer lasts nobody needs them
                     async with watched(accepted.stream, receive):
                         await _deliver(accepted, call, send)
@@ -66,8 +70,9 @@ class ChatCompletions:
             await send_error(send, from_error(err))
 
 
-def _judge(body: bytes, scope: Scope) -> ChatCall:
-    return check(decode(body), resume=wants_resume(scope["headers"]))
+def _judge(body: bytes, scope: Scope) -> tuple[ChatCall, Once | None]:
+    call = check(decode(body), resume=wants_resume(scope["headers"]))
+    return call, once_of(scope, body)
 
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:

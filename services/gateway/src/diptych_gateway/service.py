@@ -8,6 +8,7 @@ from diptych_chassis.draining import Drain
 from diptych_chassis.member import Member
 from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
+from diptych_gateway.claims import Claims
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
@@ -36,6 +37,7 @@ class Gateway:
     in_flight: InFlight
     records: Records
     archive: Archive
+    claims: Claims
     resumption: Resumption
     admission: Admission
     door: Door
@@ -66,6 +68,7 @@ class Gateway:
                     self.models.run,
                     self.records.run,
                     self.archive.run,
+                    self.claims.run,
                     self.resumption.run,
                     self._tick,
                 )
@@ -76,7 +79,9 @@ class Gateway:
             self.server.stop()
             await server
             await asyncio.gather(
-                self.records.settled(_LAST_WORDS_S), self.archive.settled(_LAST_WORDS_S)
+                self.records.settled(_LAST_WORDS_S),
+                self.archive.settled(_LAST_WORDS_S),
+                self.claims.settled(_LAST_WORDS_S),
             )
             for task in others:
                 task.cancel()

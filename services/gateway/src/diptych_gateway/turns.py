@@ -14,6 +14,8 @@ from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredRespo
 from diptych_gateway.archive import Archive, deltas
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.idempotency import Once
+from diptych_gateway.joining import Joining
 from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
 from diptych_gateway.response_checking import ResponseCall
@@ -64,19 +66,20 @@ class Turn:
     asked: Past | None = None
     """All messages before its answer, instructions apart; None: too long to be kept at hand, but
     the archive has them."""
-    _ended_unix_s: int | None = field(default=None, init=False)
+    ended_unix_s: int | None = field(default=None, init=False)
+    """When it ended, once that is known."""
 
     def answer(self) -> StoredAnswer:
         """What it came to; there must be an end, and all text made into events."""
         end = self.stream.end
         assert end is not None
-        if self._ended_unix_s is None:
-            self._ended_unix_s = int(time())
+        if self.ended_unix_s is None:
+            self.ended_unix_s = int(time())
         return StoredAnswer(
             deltas=self.events.deltas,
             tokens=self.stream.tokens,
             end=end,
-            ended_unix_s=self._ended_unix_s,
+            ended_unix_s=self.ended_unix_s,
         )
 
 
@@ -88,6 +91,7 @@ class Turns:
     models: Models
     archive: Archive
     resumption: Resumption
+    joining: Joining
 
     @asynccontextmanager
     async def new(
@@ -97,6 +101,7 @@ class Turns:
         *,
         local: Mapping[str, Past] | None = None,
         stream_id: str | None = None,
+        once: Once | None = None,
     ) -> AsyncIterator[Turn]:
         """A turn whose request is stored, inside the `async with`.
 
@@ -105,6 +110,7 @@ class Turns:
             arrival: How it came in.
             local: Earlier turns that are not stored but known to the connection.
             stream_id: The lane on a WebSocket.
+            once: What makes it a turn that runs once, if it is one.
 
         Raises:
             ApiError: the response before it is unknown (400), still runs (409), or it is too large
@@ -121,11 +127,13 @@ class Turns:
         at_hand = not asked.stored or asked.chars <= AT_HAND_CHARS
         generation = call.generation(past.messages)
         try:
-            async with self.generations.accepted(generation, arrival, prepare) as accepted:
-                (stored,) = made
+            answer = self.joining.accepted(generation, arrival, prepare, once=once)
+            async with answer as accepted:
+                stored = made[0] if made else _told(self._stored(call, accepted.request, past))
                 events = ResponseEvents(stored, stream_id=stream_id)
                 made.clear()
                 turn = Turn(stored, accepted.stream, events, asked if at_hand else None)
+                turn.ended_unix_s = accepted.ended_unix_s
                 # While the answer lasts nobody needs the messages, megabytes perhaps.
                 call, past = replace(call, input=()), Past(())
                 del asked, generation
@@ -138,7 +146,7 @@ class Turns:
         """Store what is to be stored; gives it without messages that its events do not say."""
         if stored.store:
             stored = await self.archive.create(stored)
-        return msgspec.structs.replace(stored, input=(), history=None)
+        return _told(stored)
 
     @asynccontextmanager
     async def again(
@@ -269,6 +277,11 @@ class Turns:
             await self.archive.delete(stored)
         except Transient as err:  # it expires by itself
             log.warning("response_left_over", request_id=stored.request_id, error=str(err))
+
+
+def _told(stored: StoredResponse) -> StoredResponse:
+    """`stored` without messages that its events do not say."""
+    return msgspec.structs.replace(stored, input=(), history=None)
 
 
 def said(answer: StoredAnswer | None) -> History:
