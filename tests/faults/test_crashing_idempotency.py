@@ -27,7 +27,7 @@ from diptych_testkit.interruptions import Call, Cut
 from diptych_testkit.small_gateway import VOCAB_SIZE, SmallGateway, small_gateway
 
 CHAT = "/v1/chat/completions"
-TOKENS = 400
+TOKENS = 120
 KEY = {"Idempotency-Key": "k1"}
 
 
@@ -237,13 +237,13 @@ async def test_a_request_given_up_unread_runs_anew_for_who_comes_late() -> None:
         small_gateway(case.fleet, "g1", resume_grace_s=0.2) as g1,
         small_gateway(case.fleet, "g2") as g2,
     ):
-        asking = asyncio.create_task(g1.post(CHAT, chat(2000), **KEY))
+        asking = asyncio.create_task(g1.post(CHAT, chat(700), **KEY))
         first = await the_request(case)
         await dropped(asking)
         record = (await nothing_is_left(case.fleet, (first.request_id,)))[first.request_id]
         assert record.end is not None
         assert record.end.reason is EndReason.CANCELLED
-        answer = await g2.post(CHAT, chat(2000), **KEY)
+        answer = await g2.post(CHAT, chat(700), **KEY)
         assert answer.status_code == 200, answer.text
         assert first.request_id not in answer.json()["id"]
         kept = case.broker.bucket(IDEMPOTENCY).values

@@ -10,6 +10,7 @@ from diptych_contracts.ids import new_request_id
 from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
+from diptych_gateway.batch_room import Neighbours, batch_endpoints, batch_room
 from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
@@ -91,15 +92,27 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         models=models,
         resumption=resumption,
     )
-    generating = Generating(
-        chat=ChatCompletions(
-            admission=admission,
-            generations=generations,
-            intake=intake,
-            resumption=chat_resumption,
-            joining=joining,
+    chat = ChatCompletions(
+        admission=admission,
+        generations=generations,
+        intake=intake,
+        resumption=chat_resumption,
+        joining=joining,
+    )
+    responses = Responses(admission=admission, turns=turns, records=records, intake=intake)
+    reasons = _reasons(member, admission)
+    room = batch_room(
+        member,
+        settings,
+        batch_endpoints(chat, responses),
+        Neighbours(
+            intake=intake, claims=claims, records=records, executor=executor, reasons=reasons
         ),
-        responses=Responses(admission=admission, turns=turns, records=records, intake=intake),
+    )
+    generating = Generating(
+        chat=chat,
+        responses=responses,
+        batch_room=room,
         socket=ResponsesSocket(
             admission=admission,
             sockets=Admission(settings.max_sockets),
@@ -110,7 +123,6 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             new_id=partial(new_request_id, member.rng),
         ),
     )
-    reasons = _reasons(member, admission)
     app = application(generating, models, reasons=reasons, rng=member.rng)
     return Gateway(
         member=member,
@@ -120,6 +132,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         records=records,
         archive=archive,
         claims=claims,
+        batch_room=room,
         resumption=resumption,
         admission=admission,
         door=door,

@@ -8,6 +8,7 @@ from diptych_chassis.draining import Drain
 from diptych_chassis.member import Member
 from diptych_gateway.admitting import Door
 from diptych_gateway.archive import Archive
+from diptych_gateway.batch_room import BatchRoom
 from diptych_gateway.claims import Claims
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.models import Models
@@ -38,6 +39,7 @@ class Gateway:
     records: Records
     archive: Archive
     claims: Claims
+    batch_room: BatchRoom
     resumption: Resumption
     admission: Admission
     door: Door
@@ -52,8 +54,10 @@ class Gateway:
             await self.models.start()
             await self.resumption.start()
             await self.door.start()
+            await self.batch_room.start()
             await self._serve()
         finally:
+            await self.batch_room.close()
             await self.door.close()
             await self.resumption.close()
             await self.models.close()
@@ -69,6 +73,7 @@ class Gateway:
                     self.records.run,
                     self.archive.run,
                     self.claims.run,
+                    self.batch_room.runner.run,
                     self.resumption.run,
                     self._tick,
                 )
