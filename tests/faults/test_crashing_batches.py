@@ -19,21 +19,22 @@ from diptych_contracts.fleet import Role
 from diptych_contracts.idempotency import Claim, ClaimState
 from diptych_contracts.requests import Request, RequestRecord
 from diptych_contracts.streams import BATCHES, REQUEST_RECORDS
-from diptych_gateway import batch_owning, joining
+from diptych_gateway import batch_owning, batch_running, joining
 from diptych_testkit.builders import MODEL
 from diptych_testkit.cut_fleet import CutFleet, cut_fleet, slow_engine
 from diptych_testkit.interruptions import Call, Cut
 from diptych_testkit.small_gateway import VOCAB_SIZE, SmallGateway, small_gateway
 
 CHAT = "/v1/chat/completions"
-LINES, TOKENS = 6, 40
+LINES, TOKENS = 6, 20
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is dead is given up soon."""
     monkeypatch.setattr(joining, "_GIVE_UP_S", 0.3)
-    monkeypatch.setattr(batch_owning, "LEASE_S", 3.0)
+    monkeypatch.setattr(batch_owning, "LEASE_S", 1.0)
+    monkeypatch.setattr(batch_running, "RENEW_S", 0.2)
 
 
 def body(number: int) -> dict[str, Any]:
