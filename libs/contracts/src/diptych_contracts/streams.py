@@ -149,6 +149,12 @@ FILES = BucketSpec(name="files", max_bytes=64 * 1024 * 1024)
 BATCHES = BucketSpec(name="batches", max_bytes=64 * 1024 * 1024)
 BATCH_RESULTS = BucketSpec(name="batch-results", max_bytes=1024**3)
 """What each line of a running batch came to, until its files are written."""
+KEYS = BucketSpec(name="keys", history=8, max_bytes=64 * 1024 * 1024)
+"""API keys, hashed, and tenants (`contracts.keys`); its history is part of the audit."""
+ALLOWANCES = BucketSpec(name="allowances", max_bytes=64 * 1024 * 1024)
+"""What is left of limits that gateways share (`contracts.allowances`)."""
+USAGE = BucketSpec(name="usage")
+"""What each tenant used, per day (`contracts.usage`)."""
 BUCKETS = (
     REQUEST_RECORDS,
     LEASES,
@@ -159,6 +165,9 @@ BUCKETS = (
     FILES,
     BATCHES,
     BATCH_RESULTS,
+    KEYS,
+    ALLOWANCES,
+    USAGE,
 )
 
 MODELS = "models"
@@ -193,6 +202,10 @@ OBJECT_BUCKETS = (
     ),
     ObjectBucketSpec(FILE_PARTS, max_bytes=4 * 1024**3, max_age_s=FILE_TTL_S),
 )
+
+ALLOWANCE_TTL_S = 2 * MINUTE_S
+"""A limit that nobody used for a minute is whole again: then its record says nothing."""
+USAGE_TTL_S = 400 * DAY_S
 
 LEASE_TTL_S = 10.0
 WORKER_TTL_S = 30.0

@@ -22,6 +22,7 @@ MAX_TRIES = 5
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 15.0
 
 _OK = 200
+_LIMITED = 429
 _REFUSALS = (408, 429, 503)
 _FIRST_SERVER_STATUS = 500
 
@@ -34,7 +35,9 @@ class Outcome(Enum):
     AGAIN = auto()
 
 
-def outcome(status: int, code: str | None, *, tries: int, waited_s: float) -> Outcome:
+def outcome(
+    status: int, code: str | None, *, tries: int, waited_s: float, hopeless: bool = False
+) -> Outcome:
     """What becomes of a line that was answered with `status`.
 
     A refusal says nothing of the line: it is repeated for as long as the batch lasts. A failure may
@@ -45,9 +48,13 @@ def outcome(status: int, code: str | None, *, tries: int, waited_s: float) -> Ou
         code: Of the error object, if there is one.
         tries: How often it has failed, this time included.
         waited_s: Since it was first tried here.
+        hopeless: Whether a refusal said that repeating helps nothing: the line alone exceeds what
+            its tenant is allowed.
     """
     if status == _OK:
         return Outcome.GOOD
+    if status == _LIMITED and hopeless:
+        return Outcome.BAD
     if status in _REFUSALS:
         return Outcome.AGAIN
     if code == "model_not_found":

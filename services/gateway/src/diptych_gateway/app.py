@@ -9,6 +9,7 @@ from diptych_chassis.member import Member
 from diptych_contracts.ids import new_request_id
 from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
+from diptych_gateway.allowances import Allowances
 from diptych_gateway.archive import Archive
 from diptych_gateway.batch_room import Neighbours, batch_endpoints, batch_room
 from diptych_gateway.budget import Budget
@@ -20,11 +21,13 @@ from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
 from diptych_gateway.joining import Joining
 from diptych_gateway.keeping import Keeper
+from diptych_gateway.keyring import Keyring
+from diptych_gateway.metering import Metering
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
 from diptych_gateway.responses import Responses
 from diptych_gateway.resuming import Resumption
-from diptych_gateway.routes import Generating, Reasons, application
+from diptych_gateway.routes import Generating, Guarding, Reasons, application
 from diptych_gateway.server import ConnectionLimits, HttpServer
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
@@ -55,6 +58,8 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s, ended=claims.ended)
     in_flight = InFlight(now_s, records, keeper)
     resumption = Resumption(bus, me, in_flight=in_flight, keeper=keeper, now_s=now_s)
+    keyring = Keyring(bus, host=settings.host, allowed=settings.allow_anonymous)
+    allowances = Allowances(bus, me, now_s)
     admission = Admission(settings.max_in_flight)
     deadlines = settings.deadlines().of
     door = Door(bus=bus, admission=admission, deadlines=deadlines, now_s=now_s)
@@ -68,6 +73,8 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         in_flight=in_flight,
         keeper=keeper,
         door=door,
+        allowances=allowances,
+        renewed=keyring.renewed,
     )
     joining = Joining(
         bus=bus, generations=generations, resumption=resumption, records=records, claims=claims
@@ -123,7 +130,10 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             new_id=partial(new_request_id, member.rng),
         ),
     )
-    app = application(generating, models, reasons=reasons, rng=member.rng)
+    guarding = Guarding(
+        keyring=keyring, told=allowances.headers, open_metrics=settings.open_metrics
+    )
+    app = application(generating, models, guarding=guarding, reasons=reasons, rng=member.rng)
     return Gateway(
         member=member,
         server=_server(app, settings),
@@ -134,6 +144,9 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         claims=claims,
         batch_room=room,
         resumption=resumption,
+        keyring=keyring,
+        allowances=allowances,
+        metering=Metering(bus),
         admission=admission,
         door=door,
         reasons=reasons,

@@ -211,7 +211,13 @@ class BatchRun:
             answer = await self.parts.calls.call(self.own.record, number, bytes(line.body))
             tries += answer.status >= 500 and answer.status != 503
             code = None if answer.status == 200 else answer.code
-            found = outcome(answer.status, code, tries=tries, waited_s=clock() - began_s)
+            found = outcome(
+                answer.status,
+                code,
+                tries=tries,
+                waited_s=clock() - began_s,
+                hopeless=answer.hopeless,
+            )
             if found is not Outcome.AGAIN:
                 break
             waits += 1

@@ -15,7 +15,7 @@ from diptych_contracts.ids import new_request_id
 from diptych_gateway.batch_lines import Check
 from diptych_gateway.errors import ApiError
 from diptych_gateway.idempotency import LINE
-from diptych_gateway.identity import Caller
+from diptych_gateway.callers import Caller
 from diptych_telemetry import logger
 
 log = logger(__name__)
@@ -45,6 +45,8 @@ class LineAnswer:
     request_id: str
     body: bytes
     retry_after_s: float = 0.0
+    hopeless: bool = False
+    """Whether it said that the same again would be answered the same."""
 
     @property
     def code(self) -> str | None:
@@ -101,7 +103,13 @@ class LineCalls:
             log.exception("line_crashed", batch_id=batch.batch_id, line=number)
             error = ApiError(500, "internal error", code="internal_error")
             return LineAnswer(500, request_id, error.body)
-        return LineAnswer(exchange.status, request_id, bytes(exchange.body), exchange.retry_after_s)
+        return LineAnswer(
+            exchange.status,
+            request_id,
+            bytes(exchange.body),
+            exchange.retry_after_s,
+            exchange.hopeless,
+        )
 
 
 class _Exchange:
@@ -111,6 +119,7 @@ class _Exchange:
         self.status = 0
         self.body = bytearray()
         self.retry_after_s = 0.0
+        self.hopeless = False
         self._asked: bytes | None = body
 
     async def receive(self) -> Message:
@@ -125,6 +134,7 @@ class _Exchange:
             self.status = message["status"]
             headers: dict[bytes, Any] = dict(message.get("headers", ()))
             self.retry_after_s = float(headers.get(b"retry-after", b"0"))
+            self.hopeless = headers.get(b"x-should-retry") == b"false"
         else:
             self.body += message.get("body", b"")
 

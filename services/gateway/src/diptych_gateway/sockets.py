@@ -24,10 +24,10 @@ from diptych_contracts.requests import PriorityClass
 from diptych_gateway.admitting import admitted
 from diptych_gateway.bodies import ABSENT
 from diptych_gateway.budget import Budget
+from diptych_gateway.callers import Caller
 from diptych_gateway.delivering import deliver
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival
-from diptych_gateway.identity import Caller
 from diptych_gateway.intake import Intake
 from diptych_gateway.reading import wants_resume
 from diptych_gateway.response_bodies import (
