@@ -412,3 +412,14 @@ async def test_lists_come_in_pages(run_stack: Any, hello: Any) -> None:
         files = (await stack.client.get("/v1/files?purpose=batch&order=asc")).json()["data"]
         assert len(files) == 3
         assert files == sorted(files, key=lambda f: f["created_at"])
+
+
+async def test_completions_run_in_batches_too(run_stack: Any, hello: Any) -> None:
+    async with run_stack(hello) as stack:
+        url = "/v1/completions"
+        one = line(1) | {"url": url, "body": {"model": "tiny", "prompt": "Hello", "n": 3}}
+        done = await over(stack, (await start(stack, jsonl(one), endpoint=url))["id"])
+        (answer,) = await content(stack, done["output_file_id"])
+        assert len(answer["response"]["body"]["choices"]) == 3
+        assert {r.priority_class for r in stack.fleet.requests} == {PriorityClass.BATCH}
+        assert all(r.background for r in stack.fleet.requests)

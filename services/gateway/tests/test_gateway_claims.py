@@ -24,4 +24,4 @@ def test_tokens_of_every_attempt_are_one_entry() -> None:
 def test_nothing_new_that_an_entry_says_is_left_out_unnoticed() -> None:
     """Whoever adds a field keeps it in `answer_of`, and names it here."""
     names = {field.name for field in msgspec.structs.fields(TokenEntry)}
-    assert names == {"request_id", "attempt", "index", "token_ids"}
+    assert names == {"request_id", "attempt", "index", "token_ids", "logprobs"}

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from diptych_contracts.idempotency import Claim, ClaimState, claim_key
-from diptych_contracts.journal import EndReason
+from diptych_contracts.journal import EndReason, TokenEntry, TokenFrame
 from diptych_contracts.requests import PriorityClass
 from diptych_contracts.streams import IDEMPOTENCY
 
@@ -230,3 +230,55 @@ async def test_endpoints_do_not_share_keys(run_stack: Any, hello: Any) -> None:
         assert answer.status_code == 200
         assert len(stack.fleet.requests) == 2
         assert {r.priority_class for r in stack.fleet.requests} == {PriorityClass.INTERACTIVE}
+
+
+def choices(answer: httpx.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"]
+
+
+async def test_several_answers_are_repeated_each(run_stack: Any, hello: Any) -> None:
+    async with run_stack(hello) as stack:
+        first, second = await chat(stack, n=3), await chat(stack, n=3)
+        assert choices(first) == choices(second)
+        assert first.json()["id"] == second.json()["id"]
+        assert len(stack.fleet.requests) == 3
+        body = stack.body(n=3, stream=True)
+        streams = [await stack.client.post(CHAT, json=body, headers=keyed("k2")) for _ in range(2)]
+        assert sorted(lines(streams[0])) == sorted(lines(streams[1]))
+        assert len(stack.fleet.requests) == 6
+
+
+async def test_completions_have_keys_too(run_stack: Any, hello: Any) -> None:
+    async with run_stack(hello) as stack:
+        body = {"model": "tiny", "prompt": ["Hello", "World"], "n": 2}
+        answers = [
+            await stack.client.post("/v1/completions", json=body, headers=keyed()) for _ in range(2)
+        ]
+        assert choices(answers[0]) == choices(answers[1])
+        assert len(choices(answers[0])) == 4
+        assert len(stack.fleet.requests) == 4
+
+
+async def test_logprobs_are_kept_with_their_tokens(run_stack: Any) -> None:
+    async def script(fleet: Any, request: Any) -> None:
+        ids = fleet.ids("Hello world")
+        chances = tuple(((token, -0.25), (7, -1.5)) for token in ids)
+        entry = TokenEntry(
+            request_id=request.request_id,
+            attempt=1,
+            index=0,
+            token_ids=tuple(ids),
+            logprobs=chances,
+        )
+        end = fleet.end(request, EndReason.STOP, 1, len(ids))
+        frame = TokenFrame(worker="decode-worker-1", entries=(entry,), ends=(end,))
+        fleet.bus.append(request.gateway, frame)
+
+    async with run_stack(script) as stack:
+        asked = {"logprobs": True, "top_logprobs": 1}
+        first = choices(await chat(stack, **asked))
+        await the_claim(stack, ClaimState.ENDED)
+        assert first[0]["logprobs"]["content"][0]["logprob"] == -0.25
+        assert choices(await chat(stack, **asked)) == first
+        assert len(stack.fleet.requests) == 1

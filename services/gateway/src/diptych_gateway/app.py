@@ -16,6 +16,7 @@ from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
 from diptych_gateway.claims import Claims
+from diptych_gateway.completions import Completions
 from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
@@ -106,18 +107,26 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         resumption=chat_resumption,
         joining=joining,
     )
+    completions = Completions(
+        admission=admission,
+        generations=generations,
+        intake=intake,
+        resumption=chat_resumption,
+        joining=joining,
+    )
     responses = Responses(admission=admission, turns=turns, records=records, intake=intake)
     reasons = _reasons(member, admission)
     room = batch_room(
         member,
         settings,
-        batch_endpoints(chat, responses),
+        batch_endpoints(chat, completions, responses),
         Neighbours(
             intake=intake, claims=claims, records=records, executor=executor, reasons=reasons
         ),
     )
     generating = Generating(
         chat=chat,
+        completions=completions,
         responses=responses,
         batch_room=room,
         socket=ResponsesSocket(

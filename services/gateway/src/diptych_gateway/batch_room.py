@@ -19,6 +19,8 @@ from diptych_gateway.bodies import decode
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.checking import check
 from diptych_gateway.claims import Claims
+from diptych_gateway.completion_checks import check_completion, decode_completion
+from diptych_gateway.completions import Completions
 from diptych_gateway.file_store import FileStore
 from diptych_gateway.files import Files
 from diptych_gateway.intake import Intake
@@ -71,10 +73,16 @@ class BatchRoom:
         ]
 
 
-def batch_endpoints(chat: ChatCompletions, responses: Responses) -> Mapping[str, Endpoint]:
+def batch_endpoints(
+    chat: ChatCompletions, completions: Completions, responses: Responses
+) -> Mapping[str, Endpoint]:
     """What batches may call."""
     return {
         "/v1/chat/completions": Endpoint(chat, refusing_streams(lambda body: check(decode(body)))),
+        "/v1/completions": Endpoint(
+            completions,
+            refusing_streams(lambda body: check_completion(decode_completion(body))),
+        ),
         "/v1/responses": Endpoint(
             Answering(responses.create),
             refusing_streams(lambda body: check_response(decode_response(body))),

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 
 from diptych_bus.port import Bucket
 from diptych_contracts.batches import BatchRecord, BatchState, LineResult, StoredFile, result_key
@@ -18,6 +19,7 @@ from diptych_gateway.batch_owning import patiently
 from diptych_gateway.claims import Claims
 from diptych_gateway.file_store import ContentWriter, FileGone, FileStore
 from diptych_gateway.files import PREFIX
+from diptych_gateway.idempotency import answer_name
 from diptych_gateway.records import Records
 
 _STOPPED = {
@@ -104,9 +106,13 @@ class OutputFiles:
     async def _cancel(self, batch: BatchRecord, number: int) -> None:
         line = result_key(batch.batch_id, number)
         name = claim_key(batch.tenant, batch.endpoint, f"\0{line}")
-        kept = await patiently(lambda: self.claims.get(name))
-        if kept is not None and kept.value.state in (ClaimState.CLAIMED, ClaimState.STORED):
-            self.records.cancel(kept.value, "its batch has stopped")
+        for answer in count():
+            one = answer_name(name, answer)
+            kept = await patiently(lambda one=one: self.claims.get(one))  # type: ignore[misc]
+            if kept is None:
+                return
+            if kept.value.state in (ClaimState.CLAIMED, ClaimState.STORED):
+                self.records.cancel(kept.value, "its batch has stopped")
 
     async def _file(self, batch: BatchRecord, writer: ContentWriter, kind: str) -> str | None:
         await writer.patiently_finish()

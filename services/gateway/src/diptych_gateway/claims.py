@@ -196,6 +196,7 @@ def answer_of(view: RequestView) -> KeptAnswer:
         attempt=view.end.attempt,
         index=0,
         token_ids=tuple(view.token_ids),
+        logprobs=tuple(view.logprobs or ()),
     )
     return KeptAnswer(entry=entry, end=view.end, ended_unix_s=int(time()))
 

@@ -31,11 +31,20 @@ class Once:
     line: bool = False
     """Whether it is a line of a batch: nobody waits for it, and it goes on unread."""
 
+    def of(self, number: int) -> "Once":
+        """That of one of several answers."""
+        return replace(self, name=answer_name(self.name, number))
+
     def terms(self, call: Call) -> Call:
         """`call` as it runs: its client may come back, whatever it said itself."""
         if self.line:
             return replace(call, resume=True, background=True, priority_class=PriorityClass.BATCH)
         return replace(call, resume=True)
+
+
+def answer_name(name: str, number: int) -> str:
+    """The entry of one of several answers to a request; the first has the request's own."""
+    return f"{name}.{number}" if number else name
 
 
 def key_of(scope: Scope) -> str | None:

@@ -6,15 +6,15 @@ elsewhere, out of the journal that carries them or from the claim that keeps the
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from diptych_bus.port import Bus, Kept
 from diptych_contracts.idempotency import Claim, ClaimState
-from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.ids import Incarnation, RequestId, sibling
 from diptych_contracts.journal import Fence
 from diptych_contracts.requests import Request, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
@@ -78,6 +78,23 @@ class Joining:
         if once is None:
             return self.generations.accepted(call, arrival, prepare)
         return self._once(once.terms(call), arrival, prepare, once=once)
+
+    @asynccontextmanager
+    async def all_accepted(
+        self, calls: Sequence[Call], arrival: Arrival, prepare: Prepare, *, once: Once | None
+    ) -> AsyncIterator[list[Accepted]]:
+        """`Generations.all_accepted`; with `once`, each of them runs at most once."""
+        if once is None:
+            async with self.generations.all_accepted(calls, arrival, prepare) as all_:
+                yield all_
+            return
+        async with AsyncExitStack() as held:
+            found: list[Accepted] = []
+            for number, call in enumerate(calls):
+                came = replace(arrival, request_id=sibling(arrival.request_id, number))
+                one = self.accepted(call, came, prepare, once=once.of(number))
+                found.append(await held.enter_async_context(one))
+            yield found
 
     @asynccontextmanager
     async def _once(
@@ -198,7 +215,13 @@ class Joining:
         request = msgspec.structs.replace(
             request, gateway=claim.gateway, created_unix_ms=claim.created_unix_ms
         )
-        stream = generations.stream(request, served.codec, arrival, stop=request.stopping.stop)
+        stream = generations.stream(
+            request,
+            served.codec,
+            arrival,
+            stop=request.stopping.stop,
+            logprobs=request.sampling.top_logprobs is not None,
+        )
         return Accepted(request, served, stream)
 
 

@@ -13,9 +13,9 @@ from diptych_contracts.batches import BatchRecord, result_key
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.ids import new_request_id
 from diptych_gateway.batch_lines import Check
+from diptych_gateway.callers import Caller
 from diptych_gateway.errors import ApiError
 from diptych_gateway.idempotency import LINE
-from diptych_gateway.callers import Caller
 from diptych_telemetry import logger
 
 log = logger(__name__)
