@@ -27,10 +27,11 @@ from diptych_contracts.batches import (
 )
 from diptych_contracts.errors import Transient
 from diptych_contracts.streams import BATCH_RESULT_TTL_S
-from diptych_gateway.batch_lines import Inspection, TooLong, answered, decode_line, lines
+from diptych_gateway.batch_lines import InputLine, Inspection, TooLong, answered, decode_line, lines
 from diptych_gateway.batch_owning import LeaseLost, Ownership, patiently
 from diptych_gateway.batch_writing import OutputFiles
 from diptych_gateway.file_store import FileGone, FileStore
+from diptych_gateway.intake import SMALL_BYTES
 from diptych_gateway.line_calls import LineCalls
 from diptych_policy.batches import MAX_ADOPTIONS, RENEW_S, Outcome, outcome, wait_s
 from diptych_telemetry import logger
@@ -204,7 +205,7 @@ class BatchRun:
             places.release()
 
     async def _answer(self, number: int, data: bytes) -> LineResult:
-        line = decode_line(data)
+        line = await self._decoded(data)
         clock = asyncio.get_running_loop().time
         began_s, tries, waits = clock(), 0, 0
         while True:
@@ -230,6 +231,12 @@ class BatchRun:
             body=answer.body,
         )
         return LineResult(good=found is Outcome.GOOD, data=written)
+
+    async def _decoded(self, data: bytes) -> InputLine:
+        if len(data) <= SMALL_BYTES:
+            return decode_line(data)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.parts.executor, decode_line, data)
 
     async def _keep(self, key: str, result: LineResult) -> None:
         if len(result.data) > _MAX_RESULT_BYTES:

@@ -97,6 +97,7 @@ class Gateway:
                 self.records.settled(_LAST_WORDS_S),
                 self.archive.settled(_LAST_WORDS_S),
                 self.claims.settled(_LAST_WORDS_S),
+                self.allowances.give_back(_LAST_WORDS_S),
             )
             for task in others:
                 task.cancel()
