@@ -64,6 +64,8 @@ class Accepted:
     request: Request
     served: ServedModel
     stream: AnswerStream
+    ended_unix_s: int | None = None
+    """When it ended, where that was long ago: its answer is a kept one."""
 
 
 Prepare = Callable[[Request, ServedModel], Awaitable[str]]
