@@ -10,7 +10,7 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose equality bench soak format clean
+.PHONY: help up test check faults live chaos alone compose equality bench soak fuzz format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -55,6 +55,10 @@ bench: $(STAMP) ## the numbers in the README
 
 soak: $(STAMP) ## does anything grow? half an hour at half load (make soak MINUTES=3)
 	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),30)
+
+fuzz: $(STAMP) ## every parser, hostile input (SECONDS=600 each, SEED=; PARSER= CASE= for one)
+	@exec $(BIN)/python -m diptych_testkit.fuzzing $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(PARSER),--parser $(PARSER)) $(if $(CASE),--case $(CASE))
 
 format: $(STAMP) ## put the source in order
 	$(BIN)/ruff format .

@@ -93,15 +93,15 @@ def _architecture(path: Path, header: GgufHeader) -> str:
     if not header.tensors:
         raise Permanent(f"{path} holds no weights")
     architecture = header.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise Permanent(f"{path} is of architecture {architecture!r:.60}; supported are {known}")
-    return str(architecture)
+    return architecture
 
 
 def _check_vocabulary(path: Path, header: GgufHeader, n_tokens: int) -> None:
     for tensor in header.tensors:
-        if tensor.name == "token_embd.weight" and tensor.shape[-1] != n_tokens:
+        if tensor.name == "token_embd.weight" and tensor.shape[-1:] != (n_tokens,):
             raise Permanent(f"{path} has {n_tokens} tokens but embeddings of shape {tensor.shape}")
 
 
