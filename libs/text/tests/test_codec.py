@@ -157,3 +157,13 @@ def test_other_threads_run_while_a_long_text_is_tokenized(codec: TextCodec) -> N
     within = [at_s for at_s in seen if began_s < at_s < ended_s]
     longest_s = max(b - a for a, b in pairwise([began_s, *within, ended_s]))
     assert longest_s < (ended_s - began_s) / 2
+
+
+def test_a_tokenizer_that_makes_the_library_panic_is_named_too() -> None:
+    """Its panics are no `Exception`: they would end the process."""
+    file = tiny_card().tokenizer_json
+    bent = file.replace('"continuing_subword_prefix":null', '"continuing_subword_prefix":"None"')
+    assert bent != file
+    card = msgspec.structs.replace(tiny_card(), tokenizer_json=bent)
+    with pytest.raises(Permanent, match="card of tiny has no usable tokenizer: range end index"):
+        TextCodec.from_card(card)

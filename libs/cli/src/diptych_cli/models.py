@@ -43,6 +43,8 @@ def located(name: str) -> tuple[str, Path]:
     if name.endswith(".gguf") and ":" not in name:
         raise CliError(f"there is no file {name}")
     if _REPOSITORY.fullmatch(name):
+        if {".", ".."} & set(re.split("[/:]", name)):
+            raise CliError(f"expected OWNER/REPO[:FILE.gguf] without '.' and '..', saw {name}")
         return name.partition(":")[0], fetching.from_hugging_face(name)
     return name, _kept(catalogue.known(name))
 

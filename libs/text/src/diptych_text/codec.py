@@ -86,7 +86,9 @@ class TextCodec:
         try:
             header = msgspec.json.decode(card.tokenizer_json, type=_TokenizerFile)
             tokenizer = Tokenizer.from_str(card.tokenizer_json)
-        except Exception as err:  # `tokenizers` raises bare Exception
+        except BaseException as err:  # `tokenizers` raises bare Exception, or panics
+            if not (isinstance(err, Exception) or type(err).__name__ == "PanicException"):
+                raise
             raise Permanent(f"the card of {card.model} has no usable tokenizer: {err}") from err
         try:
             check_names(tools=card.tool_parser, reasoning=card.reasoning_parser)

@@ -1,6 +1,7 @@
 """`multipart/form-data` on its way in: small fields kept, the one file handed on as it comes."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,9 @@ from diptych_contracts.errors import InvalidRequest
 from diptych_gateway.errors import ApiError
 from diptych_gateway.file_store import ContentWriter
 from diptych_gateway.reading import ClientGone, declares_more
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
+"""A client is told what is wrong with its form; a warning each would fill the log."""
 
 MAX_FIELD_BYTES = 1024
 MAX_PARTS = 16
