@@ -148,7 +148,10 @@ def test_no_name_of_a_model_leads_out_of_its_folder(name: str) -> None:
         models.located(name)
 
 
-@pytest.mark.parametrize("name", ["../x.gguf", "/etc/../x.gguf", "a\0b", "*", "a b", "x" * 5000])
+@pytest.mark.parametrize(
+    "name",
+    ["../x.gguf", "/etc/../x.gguf", "a\0b", "*", "a b", "x" * 5000, "~nobody-of-that-name/x"],
+)
 def test_other_names_are_no_model(name: str) -> None:
     with pytest.raises(CliError):
         models.located(name)
