@@ -120,15 +120,16 @@ def test_a_client_that_leaves_a_stream_is_forgotten(
     assert again.choices[0].message.content == ANSWER
 
 
+ASKED: Any = {"model": MODEL, "input": STORY, "temperature": 0, "max_output_tokens": 40}
+
+
 class TestResponses:
     """HTTP, SSE and WebSocket, which must say the same."""
 
-    ASKED: Any = {"model": MODEL, "input": STORY, "temperature": 0, "max_output_tokens": 40}
-
     def test_whole_streamed_retrieved_and_deleted(self, client: openai.OpenAI) -> None:
-        whole = client.responses.create(**self.ASKED)
+        whole = client.responses.create(**ASKED)
         assert whole.status == "incomplete"
-        events = list(client.responses.create(**self.ASKED, stream=True))
+        events = list(client.responses.create(**ASKED, stream=True))
         assert [event.sequence_number for event in events] == list(range(len(events)))
         deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
         assert "".join(deltas) == whole.output_text
@@ -155,8 +156,8 @@ class TestResponses:
     # `openai` 3.57 opens its synchronous WebSocket in a way that `websockets` 17 advises against.
     @pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")
     def test_a_websocket_carries_a_conversation(self, client: openai.OpenAI) -> None:
-        asked = {key: value for key, value in self.ASKED.items() if key != "input"}
-        expected = client.responses.create(**self.ASKED).output_text
+        asked = {key: value for key, value in ASKED.items() if key != "input"}
+        expected = client.responses.create(**ASKED).output_text
         with client.responses.connect() as connection:
             previous: Any = openai.omit
             for words in (STORY, "Go on."):
@@ -176,11 +177,11 @@ class TestResponses:
             connection.response.create(model="nobody", input="Hello")
             error: Any = connection.recv()
             assert (error.type, error.error.code) == ("error", "model_not_found")
-            connection.response.create(**self.ASKED)
+            connection.response.create(**ASKED)
             assert connection.recv().type == "response.created", "the socket stayed open"
 
     def test_cancel_in_the_middle_of_a_stream(self, client: openai.OpenAI) -> None:
-        endless = self.ASKED | {"max_output_tokens": 1500}
+        endless = ASKED | {"max_output_tokens": 1500}
         stream = client.responses.create(**endless, stream=True, extra_body={"ignore_eos": True})
         seen: list[Any] = []
         for event in stream:
@@ -193,7 +194,7 @@ class TestResponses:
         assert client.responses.retrieve(seen[0].response.id).status == "cancelled"
 
     def test_a_background_response_goes_on_alone(self, client: openai.OpenAI) -> None:
-        running = client.responses.create(**self.ASKED, background=True)
+        running = client.responses.create(**ASKED, background=True)
         assert running.status == "in_progress"
         with client.responses.retrieve(running.id, stream=True) as stream:
             last: Any = list(stream)[-1]
@@ -201,8 +202,6 @@ class TestResponses:
         assert client.responses.retrieve(running.id).output_text == last.response.output_text
 
     def test_metadata_and_instructions_come_back(self, client: openai.OpenAI) -> None:
-        made = client.responses.create(
-            **self.ASKED, instructions="Be brief.", metadata={"topic": "sea"}
-        )
+        made = client.responses.create(**ASKED, instructions="Be brief.", metadata={"topic": "sea"})
         found = json.loads(client.responses.retrieve(made.id).model_dump_json())
         assert (found["instructions"], found["metadata"]) == ("Be brief.", {"topic": "sea"})

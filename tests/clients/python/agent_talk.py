@@ -37,9 +37,9 @@ async def talk(transport: str) -> None:
         streamed = Runner.run_streamed(agent, ASKED, run_config=config, session=session)
         text = ""
         async for event in streamed.stream_events():
-            if event.type == "raw_response_event":
-                if event.data.type == "response.output_text.delta":
-                    text += event.data.delta
+            data = getattr(event, "data", None)
+            if data is not None and data.type == "response.output_text.delta":
+                text += data.delta
         assert text == streamed.final_output
         tell(streamed, text=text)
     await provider.aclose()
