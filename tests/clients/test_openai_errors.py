@@ -171,6 +171,11 @@ def test_429_and_its_retry_after_is_obeyed(one_more_gateway: Callable[..., Any])
         assert raw.parse().choices[0].finish_reason == "length"
 
 
+def ask_until_refused(once: openai.OpenAI) -> None:
+    for _ in range(200):
+        once.chat.completions.create(**ONE)
+
+
 def test_503_and_an_error_in_the_middle_of_a_stream(
     one_more_gateway: Callable[..., Any],
 ) -> None:
@@ -181,8 +186,7 @@ def test_503_and_an_error_in_the_middle_of_a_stream(
         next(iter(stream))
         gateway.process.signal(signal.SIGTERM)
         with pytest.raises(openai.InternalServerError) as refused:
-            for _ in range(200):
-                once.chat.completions.create(**ONE)
+            ask_until_refused(once)
         assert asked(refused) == (503, "draining", None)
         assert int(refused.value.response.headers["retry-after"]) >= 1
         with pytest.raises(openai.APIError, match="shutting down") as seen:
