@@ -375,9 +375,12 @@ async def test_a_draining_gateway_ends_its_sockets(run_stack: Any) -> None:
 
 async def test_another_path_is_no_socket(stack: Any) -> None:
     url = stack.base_url.replace("http", "ws") + "/nowhere"
-    with pytest.raises(websockets.InvalidStatus):
+    with pytest.raises(websockets.InvalidStatus) as refused:
         async with connect(url):
             pass
+    answer = refused.value.response
+    assert (answer.status_code, json.loads(answer.body)["error"]["code"]) == (404, "not_found")
+    assert answer.headers["x-request-id"]
 
 
 async def test_a_bad_header_is_refused_before_the_upgrade(stack: Any) -> None:

@@ -6,12 +6,15 @@ its side gets its answer: whether it is still there, only sending it something c
 """
 
 import asyncio
+from http import HTTPStatus
 from random import SystemRandom
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
 from websockets.frames import Frame
+from websockets.http11 import Response
 
 from diptych_contracts.ids import new_request_id
 from diptych_gateway import metrics
@@ -234,6 +237,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.conn.reject = _rejection  # type: ignore[method-assign]
         self.app_state = {**self.app_state, "abort": self.transport.abort}
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -244,11 +248,19 @@ class SocketConnection(WebSocketsSansIOProtocol):
         if self.handshake_complete and not self.close_sent:
             self.unfinished.grown(self, len(data))
         super().data_received(data)
+        if not self.handshake_initiated and (refusal := b"".join(self.conn.data_to_send())):
+            self.transport.write(refusal)
+            self.transport.close()
 
     async def receive(self) -> Any:
         message = await super().receive()
         self.unfinished.taken(self)
         return message
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True  # else uvicorn logs an error of ours for each refusal
 
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= MAX_FRAGMENTS:
@@ -276,6 +288,21 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self.transport.close()
 
 
+def _rejection(status: int, text: str) -> Response:
+    """The answer to what wants to be a WebSocket and is none: an error object, not words."""
+    text = text.strip().partition("\n")[0]
+    match status:
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            error = ApiError(405, text, code="method_not_allowed")
+        case HTTPStatus.REQUEST_URI_TOO_LONG | HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            error = ApiError(431, text, code="head_too_large")
+        case _:
+            error = ApiError(400, text, code="invalid_handshake")
+    metrics.answered("other", error.status)
+    phrase = HTTPStatus(error.status).phrase
+    return Response(error.status, phrase, Headers(_fields(error)), error.body)
+
+
 def _too_large() -> ApiError:
     text = f"expected a head of at most {MAX_HEAD_BYTES} bytes and {MAX_FIELDS} fields, saw more"
     return ApiError(431, text, code="head_too_large")
@@ -287,13 +314,15 @@ def _too_many(limit: int) -> ApiError:
 
 
 def _answer(error: ApiError) -> bytes:
-    body = error.body
-    fields = {
+    head = "".join(f"{name}: {value}\r\n" for name, value in _fields(error).items())
+    return b"%s%s\r\n%s" % (STATUS_LINE[error.status], head.encode(), error.body)
+
+
+def _fields(error: ApiError) -> dict[str, str]:
+    return {
         "content-type": JSON,
-        "content-length": str(len(body)),
+        "content-length": str(len(error.body)),
         "x-request-id": new_request_id(_rng),
         "connection": "close",
         **{name.decode(): value.decode() for name, value in error.headers},
     }
-    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return b"%s%s\r\n%s" % (STATUS_LINE[error.status], head.encode(), body)
