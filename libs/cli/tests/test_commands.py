@@ -31,6 +31,12 @@ def ask(*arguments: str) -> int:
         (("kv", "--help"), ["diptych kv --ended 10", "diptych kv --json"]),
         (("dead", "--help"), ["diptych dead retry --all", "an id of its own"]),
         (("dead",), ["diptych dead list"]),
+        (("keys", "--help"), ["diptych keys create --name laptop", "stored as a hash"]),
+        (("keys",), ["diptych keys revoke 5f0c --forget"]),
+        (("keys", "create", "--help"), ["--tenant", "--expires", "--requests-per-minute"]),
+        (("tenants", "--help"), ["diptych tenants limit acme --requests-per-minute 600"]),
+        (("tenants",), ["diptych tenants list"]),
+        (("usage", "--help"), ["diptych usage --tenant acme --since 2026-01-01"]),
         (("models", "--help"), ["diptych models pull smollm2-135m", "OWNER/REPO:FILE.gguf"]),
         (("models",), ["diptych models pull smollm2-135m"]),
         (("doctor", "--help"), ["Exit code 1 if something is missing"]),
@@ -108,6 +114,9 @@ def test_a_free_port_is_fine() -> None:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
     up.require_free("127.0.0.1", port)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))  # looking took nothing
+        assert other.getsockname()[1] == port
 
 
 def test_a_held_port_is_the_gateways_and_nobody_elses() -> None:

@@ -107,6 +107,11 @@ class LiveRequests:
         live = self._live.get(request_id)
         return live is not None and live.stage is not Stage.CREATING
 
+    def arrived_s(self, request_id: RequestId) -> float | None:
+        """When a live request was taken on here, by the judge's clock."""
+        live = self._live.get(request_id)
+        return live.arrived_s if live is not None else None
+
     def gateways(self) -> set[Incarnation]:
         """Gateways whose journals carry live requests."""
         return {live.request.gateway for live in self._live.values()}
@@ -276,7 +281,15 @@ class LiveRequests:
             effects = buried(record, end, request=request, tokens=tokens, unix_ms=self._unix_ms)
         request_id = record.request_id
         prompt = unneeded_prompt(request, end) if request is not None else ""
-        ended = RequestEnded(request_id=request_id, end=end)
+        ended = RequestEnded(
+            request_id=request_id,
+            end=end,
+            tenant=request.tenant if request is not None else "",
+            model=request.model if request is not None else "",
+            prompt_tokens=request.prompt_tokens if request is not None else 0,
+            answer_tokens=tokens,
+            ended_unix_ms=self._unix_ms,
+        )
         return [
             *effects,
             Announce(request_id, ended, f"{request_id}.end", first=True),
