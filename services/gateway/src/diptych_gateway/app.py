@@ -14,6 +14,7 @@ from diptych_gateway.archive import Archive
 from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
+from diptych_gateway.completions import Completions
 from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
@@ -48,7 +49,7 @@ async def serve(member: Member, settings: GatewaySettings) -> None:
 def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExecutor) -> Gateway:
     """A gateway, ready to run."""
     bus, me, now_s = member.bus, member.incarnation, member.now_s
-    models = Models(bus, executor, member.patience)
+    models = Models(bus, executor, member.patience, parsers=settings.parsers())
     records = Records(bus, me)
     archive = Archive(bus)
     keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s)
@@ -88,6 +89,12 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     )
     generating = Generating(
         chat=ChatCompletions(
+            admission=admission,
+            generations=generations,
+            intake=intake,
+            resumption=chat_resumption,
+        ),
+        completions=Completions(
             admission=admission,
             generations=generations,
             intake=intake,

@@ -23,8 +23,8 @@ from diptych_gateway.reading import ClientGone, flag, wants_resume
 from diptych_gateway.records import Records
 from diptych_gateway.response_bodies import decode_response
 from diptych_gateway.response_checking import ResponseCall, check_response
-from diptych_gateway.response_events import replayed
 from diptych_gateway.response_objects import Deleted, ResponseObject, ended, in_progress, shown
+from diptych_gateway.response_part_events import replayed
 from diptych_gateway.response_writing import SseWriter, sse
 from diptych_gateway.turns import Turn, Turns
 from diptych_policy.admission import Admission
@@ -157,8 +157,8 @@ class Responses:
 
     async def _settle(self, turn: Turn) -> None:
         while not turn.stream.over:
-            for _, text, _ in turn.stream.texts():
-                turn.events.delta(text)
+            for piece in turn.stream.texts():
+                turn.delta(piece)
             await asyncio.sleep(0)  # a long answer must not keep the loop to itself
         await self.turns.settle(turn)
 

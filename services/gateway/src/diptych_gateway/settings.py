@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from diptych_chassis.settings import ServiceSettings
 from diptych_gateway.class_deadlines import ClassDeadlines, Seconds, class_deadlines
+from diptych_gateway.parser_settings import ParserSettings, parser_settings
 from diptych_policy.attendance import RESUME_GRACE_S
 
 
@@ -58,8 +59,18 @@ class GatewaySettings(ServiceSettings):
     socket_ping_s: float = 20.0
     """A WebSocket is pinged this often, and given up if its client does not answer as long."""
 
+    tool_parsers: str = ""
+    """How models write calls of tools, where card and template do not say: `model=parser,…`."""
+    reasoning_parsers: str = ""
+    """How they mark reasoning, likewise. `none`: not at all."""
+
     def __post_init__(self) -> None:
         self.deadlines()
+        self.parsers()
+
+    def parsers(self) -> ParserSettings:
+        """What is said of models. Raises `ValueError` for a parser there is none of."""
+        return parser_settings(tools=self.tool_parsers, reasoning=self.reasoning_parsers)
 
     def deadlines(self) -> ClassDeadlines:
         """What each class is given. Raises `ValueError` if the settings do not make sense."""
