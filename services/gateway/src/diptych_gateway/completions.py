@@ -1,5 +1,6 @@
 """`POST /v1/completions`: a prompt as it is, text or token ids, and the answers to it."""
 
+import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,6 +83,7 @@ class Completions:
                 calls += answers
                 echo = await self._echo(call, prompt) if call.echo else ""
                 echoes += [echo] * len(answers)
+                await asyncio.sleep(0)  # 32 short texts take a while too
             prompts, call = len(call.prompts), replace(call, prompt=None, prompts=())
             async with self.generations.all_accepted(calls, came, _answer_id) as accepted:
                 del calls, answers  # megabytes, perhaps
