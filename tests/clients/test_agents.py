@@ -30,3 +30,22 @@ def test_agents_talk_turn_after_turn(
     assert last["input_tokens"] == second["input_tokens"], "its session sends the same turns"
     assert last["text"] == second["text"]
     assert first["response_id"].startswith("resp_")
+
+
+@pytest.mark.parametrize("transport", ["http", "websocket"])
+def test_agents_call_a_tool_and_go_on(
+    outside: OutsideClients, stack: LiveStack, tmp_path: Path, transport: str
+) -> None:
+    printed = outside.run_python(
+        "agent_tools.py",
+        tmp_path,
+        DIPTYCH_URL=stack.base_url,
+        DIPTYCH_MODEL=MODEL,
+        TRANSPORT=transport,
+    )
+    whole, streamed = map(json.loads, printed.splitlines())
+    assert whole == streamed
+    assert whole["items"][:2] == ["tool_call_item", "tool_call_output_item"]
+    assert whole["items"][-1] == "message_output_item"
+    assert whole["called"][0].split()[0] in ("Paris", "Rome")
+    assert whole["text"]

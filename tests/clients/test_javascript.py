@@ -12,7 +12,7 @@ from diptych_testkit.outside_clients import OutsideClients
 pytestmark = pytest.mark.clients
 
 
-@pytest.mark.parametrize("script", ["openai.test.mjs", "ai.test.mjs"])
+@pytest.mark.parametrize("script", ["openai.test.mjs", "ai.test.mjs", "answers.test.mjs"])
 def test_a_suite_passes(
     outside: OutsideClients, stack: LiveStack, tmp_path: Path, script: str
 ) -> None:
