@@ -1,6 +1,6 @@
 """One model's text side, from its card alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -130,7 +130,14 @@ class TextCodec:
         """
         mark, marked = self._shield.marked(messages)
         text = self.render(marked, add_generation_prompt=add_generation_prompt)
-        pieces = self._shield.pieces(text, mark) if mark else [(True, text)]
+        return self._parts(self._shield.pieces(text, mark) if mark else [(True, text)])
+
+    def text_parts(self, text: str) -> Iterator[list[int]]:
+        """What `encode` gives, part by part as `chat_parts` does."""
+        return self._parts([(True, text)])
+
+    def _parts(self, pieces: Iterable[tuple[bool, str]]) -> Iterator[list[int]]:
+        """The ids of texts in which control tokens count, or stay text."""
         begun = False
         for control, piece in pieces:
             for part in self._cutter.parts(piece) if self._cutter is not None else (piece,):
@@ -188,6 +195,10 @@ class TextCodec:
     def is_control(self, token_id: int) -> bool:
         """Whether the token steers the model and is never shown."""
         return token_id in self._control
+
+    def control_text(self, token_id: int) -> str:
+        """How a control token is written; empty for unknown ids."""
+        return self._text(token_id)
 
     @property
     def vocab_size(self) -> int:

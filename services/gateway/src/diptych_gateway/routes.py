@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from diptych_contracts.cards import ModelCard
 from diptych_gateway.chat import ChatCompletions
+from diptych_gateway.completions import Completions
 from diptych_gateway.envelope import Envelope
 from diptych_gateway.identity import Identity, Told
 from diptych_gateway.keyring import Keyring
@@ -25,6 +26,7 @@ from diptych_telemetry import metrics
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
 ONE_CHAT = f"{CHAT_COMPLETIONS}/{{completion_id}}"
+COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
 ONE_RESPONSE = f"{RESPONSES}/{{response_id}}"
@@ -32,7 +34,7 @@ CANCEL_RESPONSE = f"{ONE_RESPONSE}/cancel"
 LIVE = "/health/live"
 READY = "/health/ready"
 METRICS = "/metrics"
-ENDPOINTS = frozenset({CHAT_COMPLETIONS, RESPONSES, MODELS, LIVE, READY, METRICS})
+ENDPOINTS = frozenset({CHAT_COMPLETIONS, COMPLETIONS, RESPONSES, MODELS, LIVE, READY, METRICS})
 OPEN = frozenset({LIVE, READY, "/openapi.json", "/docs"})
 """Say nothing of anybody, so they ask for no key."""
 
@@ -64,6 +66,7 @@ class Generating:
     """The routes that generate."""
 
     chat: ChatCompletions
+    completions: Completions
     responses: Responses
     socket: ResponsesSocket
 
@@ -102,6 +105,7 @@ def application(
     router = Router(
         routes=[
             Route(CHAT_COMPLETIONS, generating.chat, methods=["POST"]),
+            Route(COMPLETIONS, generating.completions, methods=["POST"]),
             Route(ONE_CHAT, Answering(generating.chat.resumption.retrieve), methods=["GET"]),
             Route(RESPONSES, Answering(responses.create), methods=["POST"]),
             WebSocketRoute(RESPONSES, generating.socket),
