@@ -190,6 +190,7 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     deadline_unix_ms: int = 0
     """End of the total deadline."""
     tenant: str = "default"
-    """Whose it is: nobody else is told that it exists."""
+    """Whose it is: nobody else is told that it exists. Empty: nobody could read that."""
+    prompt_tokens: int = 0
     cancel_reason: str = ""
     end: End | None = None
