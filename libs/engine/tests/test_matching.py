@@ -10,6 +10,7 @@ import pytest
 
 from diptych_contracts.errors import Permanent
 from diptych_contracts.sampling import Grammar
+from diptych_engine import matching
 from diptych_engine.matching import FREE_TOKENS, Grammars, Matcher
 from diptych_testkit.structured_list import schema_list, valid
 from diptych_testkit.tiny_gguf import tiny_card
@@ -139,6 +140,14 @@ def test_other_languages_than_json() -> None:
     assert matcher.complete
 
 
+def test_a_grammar_may_ask_for_control_tokens() -> None:
+    grammar = lark('start: <[1]> %json {"type": "object", "required": ["th"]} "!"')
+    ids, matcher = write(grammar, shortest(grammar), seed=1)
+    assert ids[0] == 1
+    assert text_of(ids[1:]).startswith('{"th')
+    assert matcher.complete
+
+
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -160,6 +169,17 @@ def test_a_grammar_that_allows_nothing_fails_for_good() -> None:
     loop = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
     with pytest.raises(Permanent):
         write(of(loop), 9, seed=1)
+
+
+def test_few_grammars_are_kept_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Grammars(CODEC, CARD.eos_ids)
+    for number in range(matching.MAX_KEPT + 5):
+        made.matcher(of({"const": number}), (), max_tokens=9)
+    assert len(made._kept) == matching.MAX_KEPT
+    monkeypatch.setattr(matching, "MAX_USES", 2)
+    starts = [made._start(of(THING)) for _ in range(3)]
+    assert starts[0] is starts[1]
+    assert starts[1] is not starts[2]
 
 
 def test_tokens_that_do_not_match_are_never_replayed() -> None:

@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from diptych_contracts.answer_formats import Tool
+from diptych_contracts.errors import InvalidRequest
 from diptych_testkit.tiny_gguf import BOS_ID, CONTROL_TOKENS, EOS_ID, tiny_card
 from diptych_text.codec import TextCodec
 from diptych_text.template_traits import TemplateTraits, traits_of
@@ -111,6 +112,23 @@ def test_broken_arguments_of_a_call_are_said_as_they_are() -> None:
     messages = [LOOP[0], {**LOOP[1], "tool_calls": [{**CALL, "function": function}]}]
     text = decoded(codec, codec.encode_chat(messages))
     assert text.endswith('weather{"arguments": "{\\"city\\": "}')
+
+
+@pytest.mark.parametrize("levels", [60, 200, 5_000])
+@pytest.mark.parametrize("template", [MAPPING, PLAIN])
+def test_arguments_that_nest_without_end_are_text(template: str, levels: int) -> None:
+    codec = codec_of(template)
+    function = {"name": "weather", "arguments": '{"a":' * levels + "1" + "}" * levels}
+    messages = [LOOP[0], {**LOOP[1], "tool_calls": [{**CALL, "function": function}]}]
+    text = decoded(codec, codec.encode_chat(messages))
+    assert ('\\"a\\"' in text) == (levels > 64)
+
+
+def test_nothing_is_rendered_before_the_first_part_is_asked_for() -> None:
+    codec = codec_of("{{ raise_exception('now') }}")
+    parts = codec.chat_parts(LOOP[:1])
+    with pytest.raises(InvalidRequest, match="now"):
+        next(parts)
 
 
 def test_whether_a_prompt_ends_inside_of_reasoning() -> None:

@@ -180,3 +180,15 @@ async def test_a_broken_grammar_of_our_own_making_is_refused_too() -> None:
     ):
         await GrammarChecks(executor).check(grammar, tiny_card(), param="tools")
     assert caught.value.param == "tools"
+
+
+async def test_completions_take_a_form_too(stack: Any) -> None:
+    asked = {"model": "tiny", "prompt": "Hello", "max_tokens": 30, "n": 2, "response_format": CHAT}
+    answer = await stack.client.post("/v1/completions", json=asked)
+    assert answer.status_code == 200
+    expected = response_format(raw(CHAT)).grammar
+    assert [request.sampling.grammar for request in stack.fleet.requests] == [expected] * 2
+    bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}
+    answer = await stack.client.post("/v1/completions", json={**asked, "response_format": bad})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format.json_schema.schema.not"

@@ -219,6 +219,22 @@ async def test_strict_tools_are_guarded_by_a_grammar(run_stack: Any) -> None:
         assert "prose" in stack.fleet.requests[-1].sampling.grammar.text
 
 
+@pytest.mark.parametrize(("choice", "param"), [("required", "tool_choice"), ("auto", "tools")])
+async def test_a_strict_schema_that_cannot_be_honoured_is_refused(
+    run_stack: Any, choice: str, param: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tool = {"name": "f", "parameters": schema}
+    async with run_stack(says("Hello"), card=OBEYING) as stack:
+        strict = [{"type": "function", "function": {**tool, "strict": True}}]
+        answer = await stack.chat(tools=strict, tool_choice=choice)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == param
+        assert "uniqueItems" in answer.json()["error"]["message"]
+        lenient = [{"type": "function", "function": tool}]
+        assert (await stack.chat(tools=lenient, tool_choice=choice)).status_code == 200
+
+
 async def test_a_tool_loop_goes_into_the_prompt(run_stack: Any) -> None:
     messages = [
         {"role": "user", "content": "What time is it?"},

@@ -2,7 +2,8 @@
 
 So an answer is the same whatever else is in the batch, and after a recovery. Filters apply in this
 order: bias, penalties, grammar, temperature, `min_p`, `top_k`, `top_p`; equal logits rank by lower
-token id. Logprobs are of none of this: they are the model's own.
+token id.
+Logprobs are of none of this: they are the model's own.
 """
 
 import hashlib

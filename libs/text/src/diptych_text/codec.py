@@ -198,7 +198,7 @@ class TextCodec:
             tools=listed,
             variables=variables,
         )
-        return self._parts(self._shield.pieces(text, mark) if mark else [(True, text)])
+        yield from self._parts(self._shield.pieces(text, mark) if mark else [(True, text)])
 
     def text_parts(self, text: str) -> Iterator[list[int]]:
         """What `encode` gives, part by part as `chat_parts` does."""

@@ -10,7 +10,7 @@ class AnswerParser:
     """Takes one answer apart.
 
     A pure function of the text: however it is cut, the parts joined are the same, and what was said
-    after a piece depends on the text up to there alone. Costs about a microsecond a character.
+    after a piece depends on the text up to there alone. Costs 1 to 2.5 µs of CPU per token.
     """
 
     def __init__(self, made: AnswerFormat) -> None:

@@ -15,8 +15,8 @@ from diptych_contracts.sampling import Grammar
 from diptych_text.grammars import check_grammar
 from diptych_text.subschemas import subschemas
 
-_MAX_TRIED = 500
-"""Subschemas tried one by one to find a culprit: 0.15 s, off the event loop."""
+_TRIED_BYTES = 512 * 1024
+"""Subschemas tried one by one to find a culprit, in all: some 0.1 s, off the event loop."""
 
 OBEYED = frozenset(
     {"type", "const", "enum", "anyOf", "oneOf", "allOf", "$ref"}
@@ -76,8 +76,13 @@ def _culprit(
     shared: dict[str, Any] = {
         name: schema[name] for name in ("$defs", "definitions") if name in schema
     }
-    for at, subschema in parts[:_MAX_TRIED]:
-        message = _flaw({**shared, **subschema})
+    left_bytes = _TRIED_BYTES
+    for at, subschema in parts:
+        alone = {**shared, **subschema}
+        left_bytes -= len(msgspec.json.encode(alone))
+        if left_bytes < 0:
+            return None
+        message = _flaw(alone)
         if message is None:
             continue
         for keyword in ("pattern", "format", "oneOf", "$ref", "enum", "type"):

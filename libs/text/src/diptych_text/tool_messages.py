@@ -6,7 +6,7 @@ our own, and calls and results become messages it knows: the documented fallback
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,9 @@ To call a function, answer with a JSON object of its name and its arguments betw
 </tool_call>
 Results come back between <tool_response> and </tool_response>. If no function is needed, answer \
 in plain words."""
+
+MAX_LEVELS = 64
+"""Deepest nesting of a schema, or of arguments that become a mapping."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -78,7 +81,19 @@ def _mapping(arguments: str) -> Any:
         found = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
         return {"arguments": arguments}
+    if deeper(found, MAX_LEVELS):
+        return {"arguments": arguments}
     return found if isinstance(found, dict) else {"arguments": found}
+
+
+def deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects nest deeper than `levels`."""
+    inner: Iterable[Any] = ()
+    if isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, list):
+        inner = value
+    return levels < 0 or any(deeper(item, levels - 1) for item in inner)
 
 
 def _short_id(call_id: str) -> str:

@@ -82,7 +82,11 @@ class PartsWriter(ChunkWriter):
         chunks: list[bytes] = []
         for shown in pieces:
             parts = self._parser.push(shown.text)
-            if (parts or shown.logprobs) and shown.at > self._after:
+            if shown.at <= self._after or not (parts or shown.logprobs):
+                continue
+            if len(parts) == 1 and isinstance(parts[0], Text):
+                chunks += super().texts((Shown(shown.at, parts[0].text, shown.logprobs),))
+            else:
                 chunks += self._unseen(shown.at, self._with_logprobs(parts, shown))
         return chunks
 

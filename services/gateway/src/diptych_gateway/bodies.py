@@ -80,7 +80,6 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     n: int | None = None
     reasoning_effort: str | None = None
-    response_format: msgspec.Raw = ABSENT
     # Judged in `tooling`.
     tools: msgspec.Raw = ABSENT
     tool_choice: msgspec.Raw = ABSENT
@@ -88,6 +87,7 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     logit_bias: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
     # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
     store: msgspec.Raw = ABSENT
     functions: msgspec.Raw = ABSENT

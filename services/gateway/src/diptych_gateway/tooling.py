@@ -1,7 +1,6 @@
 """Which tools a client offers the model, and what it says of their use; judged."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,11 +10,11 @@ from diptych_contracts.answer_formats import Tool
 from diptych_contracts.errors import InvalidRequest
 from diptych_gateway.bodies import ABSENT, decode_as
 from diptych_gateway.harmless import shown
+from diptych_text.tool_messages import MAX_LEVELS, deeper
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 * 1024
 MAX_DESCRIPTION_CHARS = 16 * 1024
-MAX_SCHEMA_DEPTH = 64
 _CHOICE_BYTES = 16 * 1024
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -222,23 +221,12 @@ def _schema(at: str, given: msgspec.Raw) -> str | None:
         raise InvalidRequest(
             f"'{at}.type': expected 'object', saw {shown(schema['type'])}", param=f"{at}.type"
         )
-    if _deeper(schema, MAX_SCHEMA_DEPTH):
-        raise InvalidRequest(
-            f"'{at}': expected at most {MAX_SCHEMA_DEPTH} levels, saw more", param=at
-        )
+    if deeper(schema, MAX_LEVELS):
+        raise InvalidRequest(f"'{at}': expected at most {MAX_LEVELS} levels, saw more", param=at)
     return text
 
 
 _any_decoder = msgspec.json.Decoder()
-
-
-def _deeper(value: Any, levels: int) -> bool:
-    inner: Sequence[Any] = ()
-    if isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, list):
-        inner = value
-    return levels < 0 or any(_deeper(item, levels - 1) for item in inner)
 
 
 def _choice(given: msgspec.Raw) -> str | dict[str, Any]:
