@@ -96,6 +96,13 @@ def test_text_waits_only_for_what_may_be_a_marker() -> None:
     assert parser.finish() == []
 
 
+def test_pieces_of_reasoning_are_counted() -> None:
+    parser = AnswerParser(AnswerFormat(tools="hermes", reasoning="think"))
+    for piece in ("<think>", "\n", "I", " see", "</think>", "\n\n", "Yes", "."):
+        parser.push(piece)
+    assert parser.thoughts == 3
+
+
 def test_without_reasoning_a_thinking_model_answers_at_once() -> None:
     made = AnswerFormat(reasoning="think")
     assert parts_of(made, "<thin", "g> is no tag") == [Text("<thing> is no tag")]

@@ -69,6 +69,8 @@ async def test_items_are_reasoning_a_message_and_calls(
         assert weather["call_id"] != clock["call_id"]
         assert response["tools"][0] == WEATHER | {"strict": None}
         assert response["status"] == "completed"
+        thoughts = response["usage"]["output_tokens_details"]["reasoning_tokens"]
+        assert thoughts == 20, "its letters, and those of the end mark but the last"
 
 
 async def test_events_open_and_close_every_item_and_can_be_taken_up_anywhere(

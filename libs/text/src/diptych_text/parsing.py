@@ -16,6 +16,8 @@ class AnswerParser:
     def __init__(self, made: AnswerFormat) -> None:
         self._source = Source()
         self._parts = PartList(single=made.single)
+        self.thoughts = 0
+        """How many pieces were reasoning."""
         self._steps = parser_of(made)(self._source, self._parts)
         self._resume()
 
@@ -28,6 +30,7 @@ class AnswerParser:
         """What `text` adds."""
         self._source.push(text)
         self._resume()
+        self.thoughts += self._parts.thinking
         return self._parts.take()
 
     def finish(self) -> list[Part]:

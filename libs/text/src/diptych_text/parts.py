@@ -48,6 +48,8 @@ class PartList:
         self._edge = False
         """Whether blanks that come now are dropped: after reasoning and calls."""
         self.calls = 0
+        self.thinking = False
+        """Whether the newest text is reasoning."""
 
     def take(self) -> list[Part]:
         """The parts since the last time."""
@@ -67,6 +69,7 @@ class PartList:
 
     def reasoning(self, text: str) -> None:
         """Reasoning; blanks around it are dropped."""
+        self.thinking = True
         text = self._blanks + text
         if not self._edge:
             text = text.lstrip()
@@ -78,7 +81,7 @@ class PartList:
 
     def edge(self) -> None:
         """Reasoning or a call ended here: drop the blanks around."""
-        self._blanks, self._edge = "", True
+        self._blanks, self._edge, self.thinking = "", True, False
 
     def call(self, name: str) -> None:
         """A call begins."""

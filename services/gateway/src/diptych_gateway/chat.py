@@ -25,7 +25,9 @@ from diptych_gateway.delivering import (
 )
 from diptych_gateway.errors import from_error
 from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, watched
+from diptych_gateway.idempotency import Once, once_of
 from diptych_gateway.intake import Intake
+from diptych_gateway.joining import Joining
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
 from diptych_gateway.siblings import siblings
@@ -47,6 +49,7 @@ class ChatCompletions:
     generations: Generations
     intake: Intake
     resumption: ChatResumption
+    joining: Joining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         now_s = self.generations.now_s
@@ -58,16 +61,16 @@ class ChatCompletions:
                 await self.resumption.answer(again, scope, receive, send)
                 return
             with admitted(self.admission, now_s, likely_class(body)):
-                call = await self.intake.judged(len(body), partial(_judge, body, scope))
+                call, once = await self.intake.judged(len(body), partial(_judge, body, scope))
                 del body
                 came = arrival(scope, arrived_s=arrived_s)
                 if call.choices > 1:
-                    await self._several(call, came, receive, send)
+                    await self._several(call, once, came, receive, send)
                     return
-                async with self.generations.accepted(call, came, _answer_id) as accepted:
-                    call = replace(
-                        call, messages=[], tooling=None
-                    )  # while the answer lasts nobody needs them
+                answer = self.joining.accepted(call, came, _answer_id, once=once)
+                async with answer as accepted:
+                    # While the answer lasts nobody needs them.
+                    call = replace(call, messages=[], tooling=None)
                     async with watched(accepted.stream, receive):
                         await _deliver(accepted, call, send)
         except ClientGone:
@@ -75,7 +78,9 @@ class ChatCompletions:
         except DiptychError as err:
             await send_error(send, from_error(err))
 
-    async def _several(self, call: ChatCall, came: Arrival, receive: Receive, send: Send) -> None:
+    async def _several(
+        self, call: ChatCall, once: Once | None, came: Arrival, receive: Receive, send: Send
+    ) -> None:
         """Answer with several choices; each takes a place."""
         with ExitStack() as places:
             for _ in range(call.choices - 1):
@@ -83,14 +88,16 @@ class ChatCompletions:
                 places.enter_context(place)
             calls = await siblings(call, self.generations.acceptance)
             call = replace(call, messages=[])
-            async with self.generations.all_accepted(calls, came, _answer_id) as accepted:
+            answers = self.joining.all_accepted(calls, came, _answer_id, once=once)
+            async with answers as accepted:
                 choices = Choices([one.stream for one in accepted])
                 async with watched(choices, receive):
                     await _deliver_choices(accepted, choices, call, send)
 
 
-def _judge(body: bytes, scope: Scope) -> ChatCall:
-    return check(decode(body), resume=wants_resume(scope["headers"]))
+def _judge(body: bytes, scope: Scope) -> tuple[ChatCall, Once | None]:
+    call = check(decode(body), resume=wants_resume(scope["headers"]))
+    return call, once_of(scope, body)
 
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:

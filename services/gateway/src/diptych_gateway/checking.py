@@ -129,11 +129,16 @@ def metadata(body: CommonBody) -> dict[str, str]:
     Raises:
         InvalidRequest: there are more than OpenAI allows.
     """
-    if len(bytes(body.metadata)) > _METADATA_BYTES:
+    return check_metadata(body.metadata)
+
+
+def check_metadata(given: msgspec.Raw) -> dict[str, str]:
+    """The same of a body's `metadata`. Raises `InvalidRequest`."""
+    if len(bytes(given)) > _METADATA_BYTES:
         raise InvalidRequest(
             f"'metadata': expected at most {_METADATA_BYTES} bytes", param="metadata"
         )
-    found = decode_metadata(body.metadata)
+    found = decode_metadata(given)
     longest_key = max(map(len, found), default=0)
     longest = max(map(len, found.values()), default=0)
     if len(found) > MAX_METADATA or longest_key > MAX_METADATA_KEY:

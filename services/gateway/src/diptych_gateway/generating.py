@@ -64,6 +64,8 @@ class Accepted:
     request: Request
     served: ServedModel
     stream: AnswerStream
+    ended_unix_s: int | None = None
+    """When it ended, where that was long ago: its answer is a kept one."""
 
 
 Prepare = Callable[[Request, ServedModel], Awaitable[str]]
@@ -149,6 +151,7 @@ class Generations:
 
         The first has the arrival's id, the others' follow from it. Raises what `accepted` raises.
         """
+        self.allowances.check(self.renewed(arrival.caller), len(calls))
         async with AsyncExitStack() as held:
             found: list[Accepted] = []
             for number, call in enumerate(calls):

@@ -176,6 +176,16 @@ def items_of(made: AnswerFormat, answer: StoredAnswer, request_id: RequestId) ->
     return found.items
 
 
+def thought_tokens(made: AnswerFormat | None, answer: StoredAnswer) -> int:
+    """How many tokens of an answer that yielded text were reasoning."""
+    if made is None or not made.reasoning:
+        return 0
+    parser = AnswerParser(made)
+    for delta in answer.deltas:
+        parser.push(delta)
+    return parser.thoughts
+
+
 def told(answer: StoredAnswer) -> Iterator[tuple[str, bytes]]:
     """The deltas of an answer, each with its logprobs, if there are any."""
     return zip(answer.deltas, answer.logprobs or repeat(b""), strict=False)

@@ -18,6 +18,7 @@ from diptych_gateway.response_items import (
     OutputText,
     items_of,
     statuses,
+    thought_tokens,
 )
 
 Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
@@ -237,6 +238,7 @@ def _usage(stored: StoredResponse, answer: StoredAnswer) -> ResponseUsage:
         input_tokens=stored.prompt_tokens,
         input_tokens_details=CachedTokens(min(report.cached_tokens, stored.prompt_tokens)),
         output_tokens=answer.tokens,
+        output_tokens_details=ReasoningTokens(thought_tokens(stored.answer_format, answer)),
         total_tokens=stored.prompt_tokens + answer.tokens,
         diptych=path,
     )

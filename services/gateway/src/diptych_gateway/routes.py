@@ -12,6 +12,7 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp
 
 from diptych_contracts.cards import ModelCard
+from diptych_gateway.batch_room import BatchRoom, batch_endpoint
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.completions import Completions
 from diptych_gateway.envelope import Envelope
@@ -69,6 +70,7 @@ class Generating:
     completions: Completions
     responses: Responses
     socket: ResponsesSocket
+    batch_room: BatchRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ def application(
             Route(ONE_RESPONSE, Answering(responses.retrieve), methods=["GET"]),
             Route(ONE_RESPONSE, Answering(responses.delete), methods=["DELETE"]),
             Route(CANCEL_RESPONSE, Answering(responses.cancel), methods=["POST"]),
+            *generating.batch_room.routes(),
             Route(MODELS, list_models),
             Route(f"{MODELS}/{{model:path}}", one_model),
             Route(LIVE, live),
@@ -148,7 +151,7 @@ def endpoint(path: str) -> str:
         return ONE_CHAT
     if path.startswith(f"{RESPONSES}/"):
         return CANCEL_RESPONSE if path.endswith("/cancel") else ONE_RESPONSE
-    return "other"
+    return batch_endpoint(path) or "other"
 
 
 def _model(card: ModelCard) -> ModelObject:

@@ -54,6 +54,23 @@ class GatewaySettings(ServiceSettings):
     """How long an answer with resume intent goes on while nobody reads it."""
     max_kept: int = 1024
     """Answers that outlive their connection, read or not."""
+    max_file_bytes: int = 200 * 1024 * 1024
+    """Of an uploaded file."""
+    max_uploads: int = 8
+    """Files being uploaded at once."""
+    max_files: int = 1000
+    """Of a tenant."""
+    max_stored_bytes: int = 1024**3
+    """Of all files of a tenant."""
+    max_batch_lines: int = 50_000
+    max_open_batches: int = 100
+    """Of a tenant, those that are not over."""
+    batches_at_once: int = 4
+    """That this gateway runs."""
+    batch_in_flight: int = 8
+    """Lines of a batch that run at once; they take places among `max_in_flight`."""
+    batch_window_s: float = 24 * 3600.0
+    """After it a batch expires, with what is done."""
     socket_life_s: float = 3600.0
     """A WebSocket takes no more turns after this time, and closes when the last is over."""
     socket_ping_s: float = 20.0

@@ -115,6 +115,11 @@ class AnswerStream:
         return self._view.end
 
     @property
+    def view(self) -> RequestView:
+        """What the journal has said."""
+        return self._view
+
+    @property
     def attempt(self) -> int:
         """The current attempt."""
         return self._view.attempt

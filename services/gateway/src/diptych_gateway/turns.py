@@ -14,6 +14,8 @@ from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredRespo
 from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.idempotency import Once
+from diptych_gateway.joining import Joining
 from diptych_gateway.logprob_objects import logprobs_json
 from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
@@ -71,7 +73,8 @@ class Turn:
     the archive has them."""
     codec: TextCodec | None = None
     """Spells its logprobs, if they were asked for."""
-    _ended_unix_s: int | None = field(default=None, init=False)
+    ended_unix_s: int | None = field(default=None, init=False)
+    """When it ended, once that is known."""
 
     def delta(self, piece: Shown) -> list[Event]:
         """The events of a piece of the answer."""
@@ -83,14 +86,14 @@ class Turn:
         """What it came to; there must be an end, and all text made into events."""
         end = self.stream.end
         assert end is not None
-        if self._ended_unix_s is None:
-            self._ended_unix_s = int(time())
+        if self.ended_unix_s is None:
+            self.ended_unix_s = int(time())
         return StoredAnswer(
             deltas=self.events.deltas,
             logprobs=self.events.logprobs,
             tokens=self.stream.tokens,
             end=end,
-            ended_unix_s=self._ended_unix_s,
+            ended_unix_s=self.ended_unix_s,
         )
 
 
@@ -102,6 +105,7 @@ class Turns:
     models: Models
     archive: Archive
     resumption: Resumption
+    joining: Joining
 
     @asynccontextmanager
     async def new(
@@ -111,6 +115,7 @@ class Turns:
         *,
         local: Mapping[str, Past] | None = None,
         stream_id: str | None = None,
+        once: Once | None = None,
     ) -> AsyncIterator[Turn]:
         """A turn whose request is stored, inside the `async with`.
 
@@ -119,6 +124,7 @@ class Turns:
             arrival: How it came in.
             local: Earlier turns that are not stored but known to the connection.
             stream_id: The lane on a WebSocket.
+            once: What makes it a turn that runs once, if it is one.
 
         Raises:
             ApiError: the response before it is unknown (400), still runs (409), or it is too large
@@ -136,8 +142,9 @@ class Turns:
         at_hand = not asked.stored or asked.chars <= AT_HAND_CHARS
         generation = call.generation(past.messages)
         try:
-            async with self.generations.accepted(generation, arrival, prepare) as accepted:
-                (stored,) = made
+            answer = self.joining.accepted(generation, arrival, prepare, once=once)
+            async with answer as accepted:
+                stored = made[0] if made else _told(self._stored(call, accepted.request, past))
                 events = events_of(stored, stream_id=stream_id)
                 made.clear()
                 turn = Turn(
@@ -147,6 +154,7 @@ class Turns:
                     asked if at_hand else None,
                     speller(stored, accepted.served),
                 )
+                turn.ended_unix_s = accepted.ended_unix_s
                 # While the answer lasts nobody needs the messages, megabytes perhaps.
                 call, past = replace(call, input=()), Past(())
                 del asked, generation
@@ -159,7 +167,7 @@ class Turns:
         """Store what is to be stored; gives it without messages that its events do not say."""
         if stored.store:
             stored = await self.archive.create(stored)
-        return msgspec.structs.replace(stored, input=(), history=None)
+        return _told(stored)
 
     @asynccontextmanager
     async def again(
@@ -295,6 +303,11 @@ class Turns:
             await self.archive.delete(stored)
         except Transient as err:  # it expires by itself
             log.warning("response_left_over", request_id=stored.request_id, error=str(err))
+
+
+def _told(stored: StoredResponse) -> StoredResponse:
+    """`stored` without messages that its events do not say."""
+    return msgspec.structs.replace(stored, input=(), history=None)
 
 
 def speller(stored: StoredResponse, served: ServedModel) -> TextCodec | None:
