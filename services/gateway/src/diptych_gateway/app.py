@@ -13,6 +13,7 @@ from diptych_gateway.archive import Archive
 from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
+from diptych_gateway.chat_socket import ChatSocket
 from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
@@ -25,7 +26,9 @@ from diptych_gateway.routes import Generating, Reasons, application
 from diptych_gateway.server import ConnectionLimits, HttpServer
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
+from diptych_gateway.socket_connections import SocketRoom
 from diptych_gateway.sockets import ResponsesSocket
+from diptych_gateway.tokenizing import Tokenizing
 from diptych_gateway.turns import Turns
 from diptych_policy.admission import Admission
 
@@ -79,6 +82,14 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         models=models,
         resumption=resumption,
     )
+    room = SocketRoom(
+        admission=admission,
+        sockets=Admission(settings.max_sockets),
+        waiting=Budget(_WAITING_FRAMES * settings.max_body_bytes),
+        generations=generations,
+        intake=intake,
+        new_id=partial(new_request_id, member.rng),
+    )
     generating = Generating(
         chat=ChatCompletions(
             admission=admission,
@@ -87,18 +98,20 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             resumption=chat_resumption,
         ),
         responses=Responses(admission=admission, turns=turns, records=records, intake=intake),
-        socket=ResponsesSocket(
+        socket=ResponsesSocket(room=room, turns=turns, remembered=Budget(_REMEMBERED_CHARS)),
+        chat_socket=ChatSocket(room=room),
+        text=Tokenizing(
             admission=admission,
-            sockets=Admission(settings.max_sockets),
-            waiting=Budget(_WAITING_FRAMES * settings.max_body_bytes),
-            remembered=Budget(_REMEMBERED_CHARS),
-            turns=turns,
             intake=intake,
-            new_id=partial(new_request_id, member.rng),
+            models=models,
+            executor=executor,
+            now_s=now_s,
         ),
     )
     reasons = _reasons(member, admission)
-    app = application(generating, models, reasons=reasons, rng=member.rng)
+    app = application(
+        generating, models, reasons=reasons, rng=member.rng, origins=settings.cors_origins
+    )
     return Gateway(
         member=member,
         server=_server(app, settings),

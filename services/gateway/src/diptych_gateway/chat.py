@@ -56,7 +56,7 @@ class ChatCompletions:
                 call = await self.intake.judged(len(body), partial(_judge, body, scope))
                 del body
                 came = arrival(scope, arrived_s=arrived_s)
-                async with self.generations.accepted(call, came, _answer_id) as accepted:
+                async with self.generations.accepted(call, came, answer_id) as accepted:
                     call = replace(call, messages=[])  # while the answer lasts nobody needs them
                     async with watched(accepted.stream, receive):
                         await _deliver(accepted, call, send)
@@ -80,5 +80,5 @@ async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:
         await send_json(send, 200, completion(heading, stream, text=text))
 
 
-async def _answer_id(request: Request, served: ServedModel) -> str:
+async def answer_id(request: Request, served: ServedModel) -> str:
     return Heading(request.request_id, 0, served.card).answer_id

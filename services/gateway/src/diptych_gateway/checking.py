@@ -59,6 +59,7 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
     """
     check_numbers(body)
     _harmless(body)
+    no_events(body)
     metadata(body)
     return ChatCall(
         model=body.model,
@@ -150,6 +151,12 @@ def forced(body: CommonBody) -> Forced:
                 f"'diptych.link': expected 'shm' or 'tcp', saw {shown(other)}",
                 param="diptych.link",
             )
+
+
+def no_events(body: CommonBody) -> None:
+    """Raise `InvalidRequest` where our own events are asked for, but not sent."""
+    if body.diptych is not None:
+        only("diptych.events", body.diptych.events, (False,))
 
 
 def _include_usage(body: ChatBody) -> bool:

@@ -113,13 +113,6 @@ class Generations:
                     spans.describe_answer(span, stream, answer_id)
                     self._account(stream)
 
-    async def checked(self, call: Call, arrival: Arrival) -> Request:
-        """The request that `call` would become; nothing runs. Raises what `accepted` raises."""
-        request, *_ = await self.acceptance.request(
-            call, arrival.request_id, identity=self.identity
-        )
-        return request
-
     def stream(
         self, request: Asked, codec: TextCodec, arrival: Arrival, *, stop: tuple[str, ...] = ()
     ) -> AnswerStream:
