@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard libs/*/src services/*/src)
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose equality bench soak format clean
+.PHONY: help up test check faults live chaos alone compose clients equality bench soak format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -42,6 +42,11 @@ alone: ## each service, installed by itself in an empty environment
 compose: $(STAMP) ## the compose file on a real engine (as root it brings its own)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[compose]'
 	PYTHON=$(BIN)/python infra/ci/compose.sh
+
+clients: $(STAMP) ## clients of other makers, and requests of ill will, on the real stack
+	$(BIN)/diptych models pull
+	$(BIN)/python -m diptych_testkit.outside_clients tests/clients
+	$(BIN)/python -m pytest -q -m clients tests/clients
 
 equality: $(STAMP) ## fifty prompts over every mode, link, crowd and cached prefix (long)
 	$(BIN)/diptych models pull
