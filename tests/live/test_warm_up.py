@@ -22,7 +22,7 @@ async def last_of_turn(connection: Any) -> Any:
 
 @pytest.mark.parametrize("store", [True, False])
 async def test_the_turn_after_a_warm_up_finds_its_prefix(stack: LiveStack, store: bool) -> None:
-    said = [{"role": "system", "content": f"{RULES} Kept: {store}."}]
+    said = [{"role": "system", "content": f"Kept: {store}. {RULES}"}]
     client = openai.AsyncOpenAI(base_url=stack.base_url, api_key="none", max_retries=0, timeout=90)
     async with client, client.responses.connect() as connection:
         await connection.response.create(**ASKED, input=said, store=store, generate=False)  # type: ignore[arg-type]

@@ -60,6 +60,16 @@ def test_two_types_of_one_name_are_refused() -> None:
         schemas.components([msgspec.defstruct("Odd", [("a", complex)])])
 
 
+def test_links_say_what_can_be_done_with_an_answer() -> None:
+    answer = described()["paths"]["/v1/responses"]["post"]["responses"]["200"]
+    assert set(answer["links"]) == {
+        "getV1ResponsesResponseId",
+        "deleteV1ResponsesResponseId",
+        "postV1ResponsesResponseIdCancel",
+        "getV1ResponsesResponseIdInputItems",
+    }
+
+
 async def test_the_document_is_served(stack: Any) -> None:
     response = await stack.client.get("/openapi.json")
     assert response.headers["content-type"] == "application/json"

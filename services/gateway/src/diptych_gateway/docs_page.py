@@ -38,7 +38,7 @@ def page() -> bytes:
         "<p>This page as data: <a href='/openapi.json'><code>/openapi.json</code></a>.</p>",
     ]
     for tag in spec["tags"]:
-        parts.append(f"<h2>{escape(tag['name'])}</h2>")
+        parts.append(f"<h2>{escape(tag['name'])}</h2>{_prose(tag['description'])}")
         parts += [
             _operation(method, path, operation, spec)
             for path, methods in spec["paths"].items()

@@ -79,9 +79,16 @@ _PAGES = (
     Query("after", {"type": "string"}, "The id of the item before the first one wanted."),
 )
 
-CHAT, RESPONSES, TEXT, HEALTH, MODELS, ABOUT = (
-    "Chat completions", "Responses", "Text", "Health", "Models", "This page",
-)  # fmt: skip
+CHAT, RESPONSES, TEXT = "Chat completions", "Responses", "Text"
+MODELS, HEALTH, ABOUT = "Models", "Health", "This page"
+TAGS = {
+    CHAT: "Conversations whose client keeps them.",
+    RESPONSES: "Conversations that the server may keep, turn by turn.",
+    TEXT: "From text to tokens, and back.",
+    MODELS: "What is served.",
+    HEALTH: "For those who watch.",
+    ABOUT: "What you read.",
+}
 _NEW = (*IDENTIFIED, *WITH_BODY, *GENERATING)
 _ONE = (*IDENTIFIED, *OF_STORED)
 _TEXT = (*IDENTIFIED, *WITH_BODY, *OF_MODEL)

@@ -96,6 +96,8 @@ class Generations:
                 )
                 metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
                 spans.describe_request(span, request, call)
+                if self.settings.record_prompts:
+                    spans.describe_prompt(span, call)
                 try:
                     answer_id = await prepare(request, served)
                 except StoreFull as err:

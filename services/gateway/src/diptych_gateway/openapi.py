@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from diptych_gateway.endpoints import ALWAYS, ENDPOINTS, Endpoint
+from diptych_gateway.endpoints import ALWAYS, ENDPOINTS, TAGS, Endpoint
 from diptych_gateway.errors import ErrorBody
 from diptych_gateway.schemas import components, ref
 
@@ -71,7 +71,7 @@ def described() -> Json:
         },
         "servers": [{"url": "/"}],
         "security": [{}, {"key": []}],
-        "tags": [{"name": tag} for tag in dict.fromkeys(e.tag for e in ENDPOINTS)],
+        "tags": [{"name": name, "description": says} for name, says in TAGS.items()],
         "paths": paths,
         "components": {
             "schemas": components([*kinds, ErrorBody]),
@@ -134,6 +134,8 @@ def _responses(endpoint: Endpoint) -> Json:
             "headers": {"x-request-id": {"$ref": "#/components/headers/RequestId"}},
             "content": content,
         }
+        if links := _links(endpoint):
+            responses["200"]["links"] = links
     for status in sorted({*ALWAYS, *endpoint.refusals}):
         responses[str(status)] = {"$ref": f"#/components/responses/Refused{status}"}
     if endpoint.unready is not None:
@@ -141,15 +143,29 @@ def _responses(endpoint: Endpoint) -> Json:
     return responses
 
 
+def _links(endpoint: Endpoint) -> Json:
+    """What can be done with the answer of a `POST`, by its id."""
+    if endpoint.method != "POST":
+        return {}
+    return {
+        _name(other): {"operationId": _name(other), "parameters": {names[0]: "$response.body#/id"}}
+        for other in ENDPOINTS
+        if other.path.startswith(f"{endpoint.path}/{{")
+        and len(names := findall(r"{(\w+)}", other.path)) == 1
+    }
+
+
 def _content(endpoint: Endpoint) -> Json:
     if endpoint.media_type:
         return {endpoint.media_type: {"schema": {}}}
     content = {} if endpoint.answer is None else _json(endpoint.answer)
     if endpoint.events:
-        stream: Json = {"schema": {"type": "string"}}
+        data: Json = {"type": "string", "contentMediaType": "application/json"}
         if isinstance(endpoint.events, type):
-            stream["x-event"] = ref(endpoint.events)
-        content["text/event-stream"] = stream
+            data["contentSchema"] = ref(endpoint.events)
+        properties = {"data": data, "event": {"type": "string"}, "id": {"type": "string"}}
+        schema = {"type": "object", "properties": properties, "required": ["data"]}
+        content["text/event-stream"] = {"schema": schema}
     return content
 
 
