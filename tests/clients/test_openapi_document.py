@@ -73,8 +73,12 @@ def test_no_request_gets_an_answer_that_is_not_described(
         timeout=FUZZ_S + 180,
         check=False,
     )
-    (tmp_path / "said.txt").write_text(done.stdout)
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    (tested,) = re.findall(r"Tested: (\d+)", done.stdout)
+    (cases,) = re.findall(r"(\d+) generated", done.stdout)
+    assert int(tested) == sum(len(methods) for methods in document["paths"].values())
+    assert int(cases) >= 5 * FUZZ_S
+    print(done.stdout[-3000:])  # noqa: T201
 
 
 def pinned(document: Any) -> Any:
