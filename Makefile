@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(wildcard libs/*/src services/*/src)
+CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
+# Tests wait for timers and servers more than they compute; seeded faults only compute.
+TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
 .PHONY: help up test check faults live chaos alone compose clients equality bench soak format clean
@@ -16,7 +19,7 @@ up: $(STAMP) ## the whole stack on this machine (make up PORT=8080)
 	@exec $(BIN)/diptych up --port $(PORT)
 
 test: $(STAMP) ## all but what takes minutes or needs a special machine
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(TESTERS) --dist worksteal
 
 check: $(STAMP) ## format, lint, types, imports, spelling
 	$(BIN)/ruff format --check .
@@ -26,7 +29,7 @@ check: $(STAMP) ## format, lint, types, imports, spelling
 	$(BIN)/codespell
 
 faults: $(STAMP) ## 200 seeds of every fault, in virtual time (minutes)
-	DIPTYCH_FAULT_SEEDS=200 $(BIN)/python -m pytest -q tests/faults/test_seeded_faults.py
+	DIPTYCH_FAULT_SEEDS=200 $(BIN)/python -m pytest -q -n $(CORES) tests/faults/test_seeded_faults.py
 
 live: $(STAMP) ## real nats-server, real engine, real processes
 	$(BIN)/diptych models pull

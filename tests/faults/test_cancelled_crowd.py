@@ -137,13 +137,7 @@ async def remembers_nothing(fleet: SmallFleet) -> None:
     performers = [p for p in gc.get_objects() if isinstance(p, Performer) and p._bus in buses]
     assert len(performers) == 2
     for performer in performers:
-        tables = (
-            performer._queues,
-            performer._revisions,
-            performer._expected,
-            performer._contexts,
-        )
-        assert [len(table) for table in tables] == [0, 0, 0, 0]
+        assert (len(performer._queues), len(performer._records)) == (0, 0)
     store = fleet.broker.bucket(REQUEST_RECORDS)
     assert all(value.expiry is not None for value in store.values.values())
     assert fleet.broker.streams[REQUESTS.name].next_after(0) is None

@@ -10,6 +10,7 @@ import pytest
 
 from diptych_bus.memory import Faults
 from diptych_contracts import subjects
+from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.fleet import Role
 from diptych_contracts.jobs import (
     Cancel,
@@ -77,7 +78,12 @@ async def test_ticket_given_and_everybody_who_knows_of_it_dies() -> None:
         await case.ask()
         await case.dies(cut)
         await case.fleet.kill("s1")
+        holder = subjects.control(case.fleet.incarnation("d1"))
+        kv: KvSnapshot = await case.fleet.bus.request(holder, KvAsk(), KvSnapshot, timeout_s=2)
+        assert len(kv.transfers) == 1
         await case.fleet.settled(timeout_s=3.0)
+        kv = await case.fleet.bus.request(holder, KvAsk(ended=1), KvSnapshot, timeout_s=2)
+        assert kv.slots_used == 0
 
 
 async def test_first_token_published_but_not_handed_over() -> None:
@@ -286,8 +292,10 @@ async def test_a_cancel_that_comes_with_its_job_frees_the_seat(role: Role) -> No
         )
         cancel = Cancel(request_id=REQUEST, attempt=1)
         bus = case.fleet.bus
-        await asyncio.gather(
+        accepted, done = await asyncio.gather(
             bus.request(subjects.job(worker), job, JobAccepted, timeout_s=2),
             bus.request(subjects.cancel(worker), cancel, CancelDone, timeout_s=2),
         )
+        assert not accepted.duplicate
+        assert (done.request_id, done.attempt) == (REQUEST, 1)
         await case.fleet.settled(timeout_s=2.0)

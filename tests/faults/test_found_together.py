@@ -6,7 +6,14 @@ import pytest
 
 from diptych_contracts import subjects
 from diptych_contracts.fleet import Role
-from diptych_contracts.jobs import Cancel, CancelDone, GenerateJob, JobAnswer, PrefillJob
+from diptych_contracts.jobs import (
+    Cancel,
+    CancelDone,
+    GenerateJob,
+    JobAccepted,
+    JobAnswer,
+    PrefillJob,
+)
 from diptych_testkit.builders import REQUEST, a_generation
 from diptych_testkit.small_fleet import small_fleet
 
@@ -33,5 +40,7 @@ async def test_a_job_and_its_cancel_leave_nothing_behind(kind: str) -> None:
         )
         await asyncio.sleep(1)
         fleet.thaw("w1")
-        await asked
+        answered, done = await asked
+        assert answered == JobAccepted(request_id=REQUEST, attempt=1)
+        assert done == CancelDone(request_id=REQUEST, attempt=1)
         await fleet.settled(timeout_s=2)

@@ -149,10 +149,11 @@ async def test_a_cancel_on_the_heels_of_its_job_leaves_nothing_behind(kind: str)
             )
             cancel = Cancel(request_id=generation.request_id, attempt=1)
             async with asyncio.timeout(5):
-                await asyncio.gather(
+                _, done = await asyncio.gather(
                     fleet.bus.request(subjects.job(worker), job, JobAnswer, timeout_s=2.0),
                     fleet.bus.request(subjects.cancel(worker), cancel, CancelDone, timeout_s=2.0),
                 )
+            assert done == CancelDone(request_id=generation.request_id, attempt=1)
 
         for number in range(8):
             await job_then_cancel(number)

@@ -120,8 +120,10 @@ async def test_it_waits_for_a_server_that_comes_later(tmp_path: Path) -> None:
     thread, vitals = beating(server.url)
     thread.start()
     try:
+        assert vitals.beat_sent_s(1) is None
         await server.start()
         await eventually(lambda: vitals.beat_sent_s(1) is not None)
+        assert vitals.readiness.ready is False, "beating is not serving"
     finally:
         thread.stop()
         await server.stop()
@@ -136,5 +138,6 @@ def test_stopping_does_not_need_a_server() -> None:
 
 
 def test_stopping_what_never_started_is_fine() -> None:
-    thread, _ = beating("nats://127.0.0.1:9")
+    thread, vitals = beating("nats://127.0.0.1:9")
     thread.stop()
+    assert vitals.beat_sent_s(1) is None

@@ -108,6 +108,9 @@ def test_a_free_port_is_fine() -> None:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
     up.require_free("127.0.0.1", port)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))  # looking took nothing
+        assert other.getsockname()[1] == port
 
 
 def test_a_held_port_is_the_gateways_and_nobody_elses() -> None:

@@ -1,4 +1,3 @@
-import contextlib
 import os
 import struct
 import time
@@ -126,12 +125,17 @@ def test_a_file_cut_short_anywhere_is_refused_in_one_line(tiny: Path, tmp_path: 
 def test_a_file_damaged_anywhere_in_its_header_never_crashes(tiny: Path, tmp_path: Path) -> None:
     data = bytearray(tiny.read_bytes())
     damaged = tmp_path / "damaged.gguf"
+    refused = taken = 0
     for place in range(0, min(t.offset for t in read_header(tiny).tensors), 61):
         changed = data.copy()
         changed[place : place + 8] = b"\xff" * 8
         damaged.write_bytes(changed)
-        with contextlib.suppress(Permanent):
-            card(damaged)
+        try:
+            taken += card(damaged).vocab_size > 0
+        except Permanent:
+            refused += 1
+    assert refused > 0
+    assert taken > 0, "most of a header is names and numbers that any value suits"
 
 
 @pytest.mark.parametrize(

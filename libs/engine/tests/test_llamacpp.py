@@ -264,6 +264,20 @@ def test_a_seed_gives_the_same_answer_in_any_company(workers, prompts) -> None:
         crowded.wait(other.key)
 
 
+@pytest.mark.parametrize("strange", [-1, 2**31, None])
+def test_a_token_the_model_has_not_is_refused_for_good(workers, prompts, card, strange) -> None:
+    worker, token = workers[0], card.vocab_size if strange is None else strange
+    job = work(f"strange {token}", (*prompts[63], token))
+    worker.loop.submit(job)
+    failed = worker.failure(job.key)
+    assert failed.permanent
+    assert f"from 0 to {card.vocab_size - 1}, saw {token} at position 63" in failed.detail
+    good = work(f"good {token}", (*prompts[63], card.vocab_size - 1))
+    worker.loop.submit(good)
+    assert len(worker.wait(good.key)) == ANSWER_TOKENS
+    assert worker.is_idle()
+
+
 def test_an_abort_frees_the_sequence(workers, prompts) -> None:
     worker = workers[1]
     job = work("aborted", prompts[200], max_tokens=500)

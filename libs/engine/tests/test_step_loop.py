@@ -1,10 +1,13 @@
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
+from diptych_contracts.cards import Fingerprint
 from diptych_contracts.errors import Unverified
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import EndReason
@@ -23,6 +26,7 @@ from diptych_engine.port import (
     StepReport,
     never,
 )
+from diptych_engine.sim import SimSettings, SimStepEngine
 from diptych_engine.step_loop import StepLoop
 from diptych_policy.prefixes import block_hashes
 from diptych_testkit.toy_engine import EOS_ID, ToyStepEngine, toy_answer
@@ -75,7 +79,7 @@ class Sink:
 class Loop:
     """A step loop, and everything it said."""
 
-    def __init__(self, engine: ToyStepEngine, *, started: bool = True) -> None:
+    def __init__(self, engine: SimStepEngine, *, started: bool = True) -> None:
         self.engine = engine
         self.crash: BaseException | None = None
         self.loop = StepLoop(engine, Words, on_crash=self._crashed)
@@ -131,6 +135,20 @@ class Loop:
         load = self.loop.load()
         assert (load.running, load.waiting, load.waiting_tokens, load.kv_tokens_used) == (0,) * 4
         assert self.engine.cells_used == 0
+
+
+def a_sim() -> SimStepEngine:
+    return SimStepEngine(
+        SimSettings(
+            spoken=range(1, 1000),
+            vocab_size=1000,
+            eos_ids=(EOS_ID,),
+            fingerprint=Fingerprint(base="sim", weights="none"),
+            context_tokens=4096,
+            kv_tokens=8192,
+            max_sequences=2,
+        )
+    )
 
 
 @pytest.fixture
@@ -318,6 +336,37 @@ def test_what_cannot_run_fails_alone(loops, changes, settings, reason: str) -> N
     assert loop.failure(job.key).reason == reason
     assert loop.finish(good.key) is EndReason.LENGTH
     loop.is_idle()
+
+
+@pytest.mark.parametrize(
+    ("changes", "seen"),
+    [
+        ({"prompt_ids": (1, 2, 1000)}, "1000 at position 2"),
+        ({"prompt_ids": (-1, 2)}, "-1 at position 0"),
+        ({"prompt_ids": array("H", [5, 1000])}, "1000 at position 1"),
+        ({"prompt_ids": (2**40,)}, f"{2**40} at position 0"),
+        ({"phase": Phase.PREFILL, "prompt_ids": (1000,), "sink": Sink(1000, 1)}, "1000 at"),
+        ({"phase": Phase.DECODE, "answer_ids": (3, 1000)}, "1000 at position 1"),
+        ({"sampling": Sampling(logit_bias=((7, 1.0), (1000, 1.0)))}, "1000 at position 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", [ToyStepEngine, a_sim])
+def test_a_token_the_model_has_not_is_refused_for_good(
+    kind: Callable[[], SimStepEngine], changes: dict[str, Any], seen: str
+) -> None:
+    """One beyond the vocabulary ended the engine's thread, and with it the worker's process."""
+    loop = Loop(kind())
+    try:
+        job, good = work(**changes), work("good", prompt_ids=(1, 2, 999))
+        loop.loop.submit(job)
+        loop.loop.submit(good)
+        failed = loop.failure(job.key)
+        assert failed.permanent
+        assert f"expected token ids from 0 to 999, saw {seen}" in failed.detail
+        assert loop.finish(good.key) is EndReason.LENGTH
+        loop.is_idle()
+    finally:
+        loop.loop.stop()
 
 
 def test_kv_the_engine_refuses_fails_the_sequence_and_frees_what_was_imported(loops) -> None:

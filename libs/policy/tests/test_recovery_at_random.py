@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from diptych_contracts.journal import EndReason
+from diptych_contracts.requests import RecordState
 from diptych_testkit.rough_world import RoughWorld
 
 SEEDS = 60
@@ -21,7 +22,9 @@ def run(seed: int) -> RoughWorld:
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_every_request_ends_once_whatever_happens(seed: int) -> None:
-    run(seed).check_outcome()
+    world = run(seed)
+    world.check_outcome()
+    assert {record.state for record, _ in world.bucket.values()} == {RecordState.CLOSED}
 
 
 def test_the_world_is_as_rough_as_it_should_be() -> None:

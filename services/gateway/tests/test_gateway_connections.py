@@ -226,3 +226,4 @@ async def test_half_a_request_is_not_waited_for(stack: Any) -> None:
             raw.writer.write_eof()
             await raw.rest()
     await stack.until(lambda: not stack.gateway.admission.in_flight)
+    assert stack.fleet.requests == []

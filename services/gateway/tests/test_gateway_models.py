@@ -111,6 +111,7 @@ async def test_a_worker_with_another_base_brings_the_newest_card(bus: Any, model
     await put_card(bus, msgspec.structs.replace(CARD, fingerprint=other, context_tokens=99))
     await put_offer(bus, offer("worker-2", other))
     await served(models, context_tokens=99)
+    assert models.get(NAME).card.fingerprint == other
 
 
 async def test_a_stray_worker_does_not_change_the_model(bus: Any, models: Models) -> None:

@@ -29,7 +29,7 @@ from diptych_policy.lifecycle import (
 from diptych_policy.recovery import Ledger
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
-from diptych_scheduler.settings import SchedulerSettings
+from diptych_scheduler.recording import Records
 from diptych_testkit.builders import GATEWAY, MODEL, REQUEST, a_request, an_end
 
 ME = Incarnation("s1-1")
@@ -47,12 +47,14 @@ class Desk:
     """A performer, and everything it tells."""
 
     me = ME
+    judged_s = 0.0
 
     def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
         self.bus = bus
         self.told: list[Event] = []
         journals = Journals(bus, Ledger(ME, Fleet()), self.tell)
-        self.performer = Performer(self, bus, journals, tasks, SchedulerSettings())
+        self.written = Records(self, bus, journals, resume_window_s=900.0)
+        self.performer = Performer(self, bus, self.written, tasks, job_answer_s=5.0)
 
     def tell(self, event: Event) -> None:
         self.told.append(event)
@@ -70,15 +72,14 @@ class Desk:
     @property
     def remembered(self) -> int:
         """Requests that it still knows something of."""
-        performer = self.performer
-        return len(performer._revisions) + len(performer._contexts) + len(performer._expected)
+        return len(self.written)
 
     async def perform(self, *effects: Effect) -> None:
         self.performer.order(list(effects))
         await self.performer.settle(timeout_s=5)
 
     def watched(self, change: Kept[RequestRecord] | Gone) -> None:
-        if isinstance(change, Kept) and self.performer.is_news(change):
+        if isinstance(change, Kept) and self.written.is_news(change):
             self.tell(RecordSeen(change.value, change.revision))
 
 

@@ -11,7 +11,7 @@ from diptych_policy.lifecycle import Event, JobAnswered, SendJob
 from diptych_policy.recovery import Ledger
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.performing import Performer
-from diptych_scheduler.settings import SchedulerSettings
+from diptych_scheduler.recording import Records
 from diptych_testkit.builders import REQUEST, a_generation
 
 WORKER = Incarnation("d1")
@@ -49,8 +49,8 @@ async def test_a_frozen_bus_costs_no_attempt() -> None:
     owner = JudgeOnly()
     journals = Journals(bus, Ledger(owner.me, Fleet()), owner.tell)
     async with asyncio.TaskGroup() as tasks:
-        settings = SchedulerSettings(job_answer_s=ANSWER_S)
-        performer = Performer(owner, bus, journals, tasks, settings)
+        records = Records(owner, bus, journals, resume_window_s=900.0)
+        performer = Performer(owner, bus, records, tasks, job_answer_s=ANSWER_S)
         job = GenerateJob(generation=a_generation())
         performer.order([SendJob(REQUEST, 1, WORKER, job)])
         await asyncio.sleep(3 * ANSWER_S)

@@ -107,6 +107,11 @@ class LiveRequests:
         live = self._live.get(request_id)
         return live is not None and live.stage is not Stage.CREATING
 
+    def arrived_s(self, request_id: RequestId) -> float | None:
+        """When a live request was taken on here, by the judge's clock."""
+        live = self._live.get(request_id)
+        return live.arrived_s if live is not None else None
+
     def gateways(self) -> set[Incarnation]:
         """Gateways whose journals carry live requests."""
         return {live.request.gateway for live in self._live.values()}

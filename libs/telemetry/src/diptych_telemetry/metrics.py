@@ -112,7 +112,7 @@ class SchedulerMetrics:
         self.workers = gauge("scheduler_workers", "Workers believed alive.", "role")
         self.route_duration = histogram(
             "scheduler_route_duration_seconds",
-            "From taking a request on to a worker's acceptance.",
+            "From taking a request on to a worker's acceptance of its first attempt.",
             buckets=FIRST_TOKEN_BUCKETS_S,
         )
 

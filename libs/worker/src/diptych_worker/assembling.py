@@ -9,8 +9,8 @@ from diptych_chassis.member import Member
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role, WorkerRegistration
-from diptych_contracts.ids import Incarnation
 from diptych_contracts.sampling import Stopping
+from diptych_contracts.transfers import LinkEndpoint
 from diptych_engine.gguf_card import card_from_gguf
 from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.llamacpp.settings import MAX_SEQUENCES, PREFIX_SEQUENCES
@@ -27,12 +27,14 @@ from diptych_power.sim import SimulatedDevice
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
 from diptych_worker.announced_blocks import AnnouncedBlocks
-from diptych_worker.device import Device, Equipment
+from diptych_worker.decoding import Decoding
+from diptych_worker.device import Equipment
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
+from diptych_worker.reporting import Reports
 from diptych_worker.service import Parts, Worker
 from diptych_worker.settings import WorkerSettings
 from diptych_worker.taking_over import TakeOver
@@ -110,28 +112,6 @@ def _prefix_sequences(settings: WorkerSettings) -> int:
     return max(0, min(PREFIX_SEQUENCES, spare)) if settings.prefix_cache else 0
 
 
-def _registration(
-    worker: Incarnation, role: Role, card: ModelCard, *, engine: Engine, device: Device
-) -> WorkerRegistration:
-    """What a worker offers, its links apart."""
-    spec = engine.spec
-    return WorkerRegistration(
-        worker=worker,
-        role=role,
-        engine=spec.engine,
-        model=card.model,
-        fingerprint=spec.fingerprint,
-        layout=spec.layout,
-        endpoints=(),
-        max_sequences=spec.max_sequences,
-        kv_tokens=spec.kv_tokens,
-        context_tokens=card.context_tokens,
-        host=host_id(),
-        cap_min_w=device.cap_min_w,
-        cap_default_w=device.cap_default_w,
-    )
-
-
 async def run_worker(
     member: Member,
     settings: WorkerSettings,
@@ -141,56 +121,106 @@ async def run_worker(
     on: Equipment,
 ) -> None:
     """Join engine and device to the bus and the KV links, and serve."""
-    engine, device, spec = on.engine, on.device, on.engine.spec
+    incoming, links = _links(member, settings, on)
+    register = _register(member, role, card, on=on, endpoints=incoming.endpoints)
+    parts = _parts(member, settings, register, on=on, links=(incoming, links))
+    worker = Worker(member, parts, drain_s=settings.drain_s)
+    on.engine.start(parts.news.heard, paused=parts.news.unheard)
+    try:
+        await worker.run()
+    finally:
+        await parts.prompts.close()
+        await asyncio.to_thread(on.engine.stop)  # before the links: it may be writing
+        await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
+        incoming.close()
+
+
+def _links(
+    member: Member, settings: WorkerSettings, on: Equipment
+) -> tuple[IncomingTransfers, WriterLinks]:
+    """Both ends of the KV links."""
     link_settings = LinkSettings(
         kinds=settings.links, host=settings.kv_host, port=settings.kv_port, adapter=on.links
     )
     incoming = IncomingTransfers(
-        spec.layout,
+        on.engine.spec.layout,
         slots=settings.transfer_slots,
         lease_s=settings.lease_s,
         name=member.incarnation,
         links=link_settings,
+        fingerprint=on.engine.spec.fingerprint,
+    )
+    return incoming, WriterLinks(member.incarnation, settings=link_settings, clock=member.now_s)
+
+
+def _register(
+    member: Member,
+    role: Role,
+    card: ModelCard,
+    *,
+    on: Equipment,
+    endpoints: tuple[LinkEndpoint, ...],
+) -> Register:
+    """What a worker offers."""
+    spec, device = on.engine.spec, on.device
+    registration = WorkerRegistration(
+        worker=member.incarnation,
+        role=role,
+        engine=spec.engine,
+        model=card.model,
         fingerprint=spec.fingerprint,
+        layout=spec.layout,
+        endpoints=endpoints,
+        max_sequences=spec.max_sequences,
+        kv_tokens=spec.kv_tokens,
+        context_tokens=card.context_tokens,
+        host=host_id(),
+        cap_min_w=device.cap_min_w,
+        cap_default_w=device.cap_default_w,
     )
-    links = WriterLinks(member.incarnation, settings=link_settings, clock=member.now_s)
-    registration = _registration(member.incarnation, role, card, engine=engine, device=device)
-    registration = msgspec.structs.replace(registration, endpoints=incoming.endpoints)
-    metrics = WorkerMetrics(card.model, spec)
-    blocks = AnnouncedBlocks(member.bus, member.incarnation)
-    news = EngineNews(
-        member.bus, member.incarnation, device, metrics, blocks=blocks, now_s=member.now_s
-    )
-    prompts = Prompts(member.bus, now_s=member.now_s)
+    return Register(member.bus, registration, card)
+
+
+def _parts(
+    member: Member,
+    settings: WorkerSettings,
+    register: Register,
+    *,
+    on: Equipment,
+    links: tuple[IncomingTransfers, WriterLinks],
+) -> Parts:
+    bus, me, now_s = member.bus, member.incarnation, member.now_s
+    engine, device, spec = on.engine, on.device, on.engine.spec
+    incoming, writers = links
+    metrics = WorkerMetrics(register.card.model, spec)
+    blocks = AnnouncedBlocks(bus, me)
     admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
-    parts = Parts(
+    take_over = TakeOver(incoming, admission, spec.fingerprint, metrics=metrics, now_s=now_s)
+    return Parts(
         engine=engine,
         admission=admission,
-        news=news,
+        news=EngineNews(bus, me, device, metrics, blocks=blocks, now_s=now_s),
         hand_over=HandOver(
-            member.bus,
+            bus,
             engine,
-            links,
+            writers,
             metrics=metrics,
             transfer_s=settings.transfer_s,
-            now_s=member.now_s,
+            now_s=now_s,
         ),
-        take_over=TakeOver(
-            incoming, admission, spec.fingerprint, metrics=metrics, now_s=member.now_s
-        ),
-        prompts=prompts,
+        take_over=take_over,
+        decoding=Decoding(bus, engine, worker=me, imported=take_over.imported),
+        prompts=Prompts(bus, now_s=now_s),
         blocks=blocks,
-        register=Register(member.bus, registration, card),
+        register=register,
+        reports=Reports(
+            member,
+            engine,
+            admission=admission,
+            take_over=take_over,
+            device=device,
+            metrics=metrics,
+            waits=register.registration.role is Role.PREFILL,
+        ),
         device=device,
-        metrics=metrics,
-        role=role,
     )
-    worker = Worker(member, parts, drain_s=settings.drain_s)
-    engine.start(news.heard, paused=news.unheard)
-    try:
-        await worker.run()
-    finally:
-        await prompts.close()
-        await asyncio.to_thread(engine.stop)  # before the links: it may be writing
-        await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
-        incoming.close()

@@ -1,7 +1,6 @@
 """The shell both workers share: jobs in, journal entries out."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -13,8 +12,7 @@ from diptych_contracts import subjects
 from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError, Refused, Unverified
-from diptych_contracts.fleet import Role, WorkerLoad
-from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import (
     Cancel,
     CancelDone,
@@ -27,28 +25,25 @@ from diptych_contracts.jobs import (
     PrefillJob,
     RefusalReason,
 )
-from diptych_contracts.journal import Started, TokenEntry, TokenFrame
-from diptych_contracts.power import PowerSetPoint
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
-from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey, SequenceWork
-from diptych_policy.exhaustion import Exhaustion
+from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_policy.overtaken import Rounds, overtaken
-from diptych_telemetry import logger, names, tracer
+from diptych_telemetry import logger
 from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
+from diptych_worker.decoding import Decoding
 from diptych_worker.device import Device
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
-from diptych_worker.metering import WorkerMetrics
 from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
+from diptych_worker.reporting import Reports
 from diptych_worker.taking_over import TakeOver, context_tokens, whole_tokens
 
 log = logger("worker")
-spans = tracer("worker")
 
 _LOAD_S = 0.1
 _SWEEP_S = 0.25
@@ -68,12 +63,12 @@ class Parts:
     news: EngineNews
     hand_over: HandOver
     take_over: TakeOver
+    decoding: Decoding
     prompts: Prompts
     blocks: AnnouncedBlocks
     register: Register
+    reports: Reports
     device: Device
-    metrics: WorkerMetrics
-    role: Role
 
 
 class Worker:
@@ -93,9 +88,8 @@ class Worker:
         self._blocks = parts.blocks
         self._register = parts.register
         self._device = parts.device
-        self._metrics = parts.metrics
-        self._waits = parts.role is Role.PREFILL
-        self._exhaustion = Exhaustion()
+        self._decoding = parts.decoding
+        self._reports = parts.reports
         self._attempts: dict[SequenceKey, Attempt] = {}
         self._records = member.bus.bucket(REQUEST_RECORDS, RequestRecord)
         self._rounds = Rounds()
@@ -108,10 +102,10 @@ class Worker:
             await self._bus.serve(subjects.kv(self._me, "reserve"), self._on_reserve)
             await self._bus.serve(subjects.kv(self._me, "release"), self._on_release)
             await self._bus.serve(subjects.control(self._me), self._on_control)
-            await self._bus.subscribe(subjects.power(self._me), self._on_power)
+            await self._bus.subscribe(subjects.power(self._me), self._reports.set_power)
             await self._register.enter()
             turns = [
-                self._tasks.create_task(every(_LOAD_S, self._report)),
+                self._tasks.create_task(every(_LOAD_S, self._reports.send)),
                 self._tasks.create_task(every(_SWEEP_S, self._sweep)),
                 self._tasks.create_task(every(_BLOCKS_S, self._blocks.announce)),
                 self._tasks.create_task(every(_LOOK_S, self._look_for_overtaken)),
@@ -133,7 +127,7 @@ class Worker:
         """Take nothing more, finish what is here, and hand back what that takes too long for."""
         self._admission.draining = True
         drain = Drain(self._member, self._drain_s)
-        await self._report()
+        await self._reports.send()
         while len(self._admission) and drain.left_s:
             drain.tell(len(self._admission))
             await asyncio.sleep(_LOAD_S)
@@ -212,7 +206,7 @@ class Worker:
             if isinstance(job, PrefillJob):
                 await self._hand_over.run(attempt, job)
             else:
-                await self._decode(attempt, job, blocks)
+                await self._decoding.run(attempt, job, blocks)
         except DiptychError as err:
             self._news.fail(attempt, err)
 
@@ -227,53 +221,6 @@ class Worker:
         if isinstance(job, DecodeJob):
             self._take_over.imported(job.transfer_id)
         self._admission.leave(*attempt.key)
-
-    async def _decode(
-        self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
-    ) -> None:
-        generation = job.generation
-        first_ids: tuple[int, ...] = ()
-        if isinstance(job, DecodeJob):
-            first_ids = job.first_ids
-            started = Started(
-                request_id=generation.request_id,
-                attempt=generation.attempt,
-                worker=self._me,
-                phase=attempt.phase,
-            )
-            self._bus.append(attempt.gateway, started)
-            self._bus.append(attempt.gateway, _taken_over(self._me, job))
-        if attempt.stopping:  # before its first turn: the engine was told already
-            raise Refused(RefusalReason.CANCELLED, "stopped before it began")
-        with spans.start_as_current_span(names.DECODE_RUN) as span:
-            span.set_attribute(names.ATTEMPT, generation.attempt)
-            self._engine.submit(
-                SequenceWork(
-                    key=attempt.key,
-                    phase=attempt.phase,
-                    prompt_ids=attempt.prompt_ids or (),
-                    answer_ids=(*generation.prefix_ids, *first_ids),
-                    sampling=generation.sampling,
-                    stopping=generation.stopping,
-                    tenant=generation.tenant,
-                    blocks=blocks,
-                    on_imported=self._when_imported(job),
-                )
-            )
-            await attempt.left.wait()
-            span.set_attribute(names.ENERGY_J, attempt.energy_j)
-        if attempt.failure is not None:
-            raise attempt.failure
-
-    def _when_imported(self, job: Job) -> Callable[[], None] | None:
-        if not isinstance(job, DecodeJob):
-            return None
-        loop, done = asyncio.get_running_loop(), self._take_over.imported
-
-        def imported() -> None:
-            loop.call_soon_threadsafe(done, job.transfer_id)
-
-        return imported
 
     # Cancels
 
@@ -334,58 +281,6 @@ class Worker:
             if now_s >= attempt.expires_s and not attempt.stopping:
                 log.warning("attempt_expired", request_id=attempt.key.request_id)
                 self._tasks.create_task(self._stop(attempt.key))
-
-    def _judge_room(self) -> None:
-        """Not ready while nothing has fitted in for a while; a person should look why."""
-        if self._admission.draining:
-            return
-        smallest = self._engine.spec.layout.block_tokens
-        obstacle = self._take_over.obstacle or self._admission.obstacle(
-            smallest, may_wait=self._waits
-        )
-        reason = self._exhaustion.reason(obstacle, now_s=self._member.now_s())
-        self._member.ready(not reason, reason)
-
-    async def _report(self) -> None:
-        self._judge_room()
-        load = self._engine.load()
-        reading = self._device.read(self._member.now_s())
-        report = WorkerLoad(
-            worker=self._me,
-            draining=self._admission.draining,
-            running=load.running,
-            waiting=len(self._admission) - load.running,
-            waiting_tokens=load.waiting_tokens,
-            kv_tokens_used=max(load.kv_tokens_used, self._admission.promised_tokens),
-            transfer_slots_used=self._take_over.slots_used,
-            power_w=reading.power_w,
-            cap_w=reading.cap_w,
-            energy_j=reading.energy_j,
-            energy_source=self._device.energy_source,
-        )
-        self._metrics.load(report)
-        self._metrics.transfer_slots(
-            total=self._take_over.slots_total, quarantined=self._take_over.slots_quarantined
-        )
-        await self._bus.publish(subjects.load(self._me), report)
-
-    def _on_power(self, delivery: Delivery) -> None:
-        self._device.apply(delivery.decode(PowerSetPoint), self._member.now_s())
-
-
-def _taken_over(worker: Incarnation, job: DecodeJob) -> TokenFrame:
-    """The tokens that came with `job`, said again: whoever sampled them may have died first.
-
-    A reader that has them already drops them by their index.
-    """
-    generation = job.generation
-    entry = TokenEntry(
-        request_id=generation.request_id,
-        attempt=generation.attempt,
-        index=len(generation.prefix_ids),
-        token_ids=job.first_ids,
-    )
-    return TokenFrame(worker=worker, entries=(entry,))
 
 
 def _refused(key: SequenceKey, err: Refused | Unverified) -> JobRefused:

@@ -17,6 +17,7 @@ from diptych_gateway import metrics, spans
 from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
 from diptych_gateway.checking import Call
+from diptych_gateway.identity import ANONYMOUS, Caller
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.keeping import Keeper
 from diptych_gateway.models import ServedModel
@@ -41,6 +42,8 @@ class Arrival:
     """The client's trace."""
     abort: Callable[[], None] | None = None
     """Cuts its connection."""
+    caller: Caller = ANONYMOUS
+    """Whose it is."""
 
 
 def arrival(scope: Scope, *, arrived_s: float) -> Arrival:
@@ -48,7 +51,7 @@ def arrival(scope: Scope, *, arrived_s: float) -> Arrival:
     headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
     state = scope["state"]
     context = propagate.extract(headers)
-    return Arrival(state["request_id"], arrived_s, context, state.get("abort"))
+    return Arrival(state["request_id"], arrived_s, context, state.get("abort"), state["caller"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Generations:
                 names.GATEWAY_ACCEPT, context=arrival.context, kind=SpanKind.SERVER
             ) as span:
                 request, served, prompt = await self.acceptance.request(
-                    call, arrival.request_id, identity=self.identity
+                    call, arrival.request_id, identity=self.identity, tenant=arrival.caller.tenant
                 )
                 metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
                 spans.describe_request(span, request, call)

@@ -16,6 +16,7 @@ from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_socket import ChatSocket
 from diptych_gateway.endpoints import ENDPOINTS
 from diptych_gateway.envelope import Envelope
+from diptych_gateway.identity import Identity
 from diptych_gateway.models import Models
 from diptych_gateway.objects import Health, ModelList, model_object
 from diptych_gateway.origins import Origins
@@ -56,7 +57,7 @@ def application(
 ) -> ASGIApp:
     """The whole of the gateway's HTTP side."""
     router = Router(routes=routes(generating, models, reasons=reasons), redirect_slashes=False)
-    return Origins(Envelope(router, rng=rng, endpoint=endpoint), origins, rng=rng)
+    return Origins(Envelope(Identity(router), rng=rng, endpoint=endpoint), origins, rng=rng)
 
 
 def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[BaseRoute]:

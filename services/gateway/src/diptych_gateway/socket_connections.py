@@ -22,6 +22,7 @@ from diptych_gateway.budget import Budget
 from diptych_gateway.delivering import EventWriter, deliver, nothing
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.identity import Caller
 from diptych_gateway.intake import Intake
 from diptych_gateway.reading import wants_resume
 from diptych_gateway.response_writing import error_frame
@@ -112,6 +113,7 @@ class Connection(ABC, Generic[F]):
         self._receive = receive
         self._send = send
         self._abort: Callable[[], None] | None = scope["state"].get("abort")
+        self._caller: Caller = scope["state"]["caller"]
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         self._context = propagate.extract(headers)
         self._settings = room.generations.settings
@@ -164,7 +166,7 @@ class Connection(ABC, Generic[F]):
     def arrival(self) -> Arrival:
         """A request's arrival, with an id of its own."""
         arrived_s = self.room.generations.now_s()
-        return Arrival(self.room.new_id(), arrived_s, self._context, self._abort)
+        return Arrival(self.room.new_id(), arrived_s, self._context, self._abort, self._caller)
 
     async def deliver(
         self,

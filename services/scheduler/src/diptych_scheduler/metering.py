@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from diptych_contracts.fleet import Role
-from diptych_contracts.jobs import GenerateJob, JobRefused
+from diptych_contracts.jobs import GenerateJob, JobAccepted, JobRefused
 from diptych_contracts.requests import Mode
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
@@ -26,10 +26,15 @@ class Metering:
         for mode in Mode:
             self._families.routed.labels(mode)
 
-    def heard(self, event: Event) -> None:
-        """The ledger was told `event`."""
-        if isinstance(event, JobAnswered) and isinstance(event.answer, JobRefused):
-            self._families.refused.labels(event.answer.reason).inc()
+    def heard(self, event: Event, ledger: Ledger, *, now_s: float) -> None:
+        """The ledger is being told `event`, at `now_s` of the judge's clock."""
+        match event:
+            case JobAnswered(answer=JobRefused(reason=reason)):
+                self._families.refused.labels(reason).inc()
+            case JobAnswered(request_id, attempt=1, answer=JobAccepted(duplicate=False)):
+                arrived_s = ledger.arrived_s(request_id)
+                if arrived_s is not None:  # else it has ended meanwhile
+                    self._families.route_duration.observe(now_s - arrived_s)
 
     def ordered(self, effects: Iterable[Effect]) -> None:
         """The ledger gave these orders."""

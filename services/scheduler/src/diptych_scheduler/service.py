@@ -37,6 +37,7 @@ from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.metering import Metering
 from diptych_scheduler.performing import Performer
+from diptych_scheduler.recording import Records
 from diptych_scheduler.settings import SchedulerSettings
 from diptych_scheduler.sweeping import PromptSweep
 from diptych_telemetry import logger
@@ -75,20 +76,29 @@ class Scheduler:
         self._settings = settings
         self._metering = Metering()
         self._journals = Journals(member.bus, ledger, self.tell)
+        self._records = Records(
+            self, member.bus, self._journals, resume_window_s=settings.resume_window_s
+        )
         self._replicas: set[Incarnation] = set()
         """Other schedulers that serve: they adopt what this one leaves behind."""
 
     async def run(self) -> None:
         """Serve until told to stop; then finish what is live, or hand it over."""
         async with asyncio.TaskGroup() as tasks:
-            self._performer = Performer(self, self._bus, self._journals, tasks, self._settings)
+            self._performer = Performer(
+                self,
+                self._bus,
+                self._records,
+                tasks,
+                job_answer_s=self._settings.job_answer_s,
+            )
             self._cached = CachedBlocks(
                 self._bus, self._fleet.blocks, tasks, self._member.incarnation
             )
             intake = Intake(
                 self._bus,
                 self._journals,
-                records=self._performer,
+                records=self._records,
                 tell=self.tell,
                 recorded=self._ledger.recorded,
             )
@@ -147,7 +157,7 @@ class Scheduler:
 
     def tell(self, event: Event) -> None:
         """Give the ledger `event`, and its orders to the performer."""
-        self._metering.heard(event)
+        self._metering.heard(event, self._ledger, now_s=self.judged_s)
         effects = self._ledger.handle(event, now_s=self.judged_s, unix_ms=self._bus.unix_ms())
         self._metering.ordered(effects)
         self._performer.order(effects)
@@ -190,9 +200,9 @@ class Scheduler:
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Gone):
-            self._performer.gone(RequestId(change.key))
+            self._records.gone(RequestId(change.key))
             self.tell(RecordGone(RequestId(change.key)))
-        elif self._performer.is_news(change):
+        elif self._records.is_news(change):
             self.tell(RecordSeen(change.value, change.revision))
 
     # Time
@@ -223,7 +233,7 @@ class Scheduler:
             scheduler=self._member.incarnation,
             queued=self._ledger.queued,
             max_queued=self._settings.max_queued,
-            storage_full=self._performer.storage_full,
+            storage_full=self._records.full,
             classes=self._ledger.class_queues(),
         )
         await self._bus.publish(subjects.queue(self._member.incarnation), load)

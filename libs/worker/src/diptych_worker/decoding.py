@@ -1,0 +1,111 @@
+"""The phases that answer: decode from blocks handed over, or do both phases here."""
+
+import asyncio
+from collections.abc import Callable
+
+from diptych_bus.port import Bus
+from diptych_contracts.errors import Refused
+from diptych_contracts.ids import Incarnation, TransferId
+from diptych_contracts.jobs import DecodeJob, GenerateJob, RefusalReason
+from diptych_contracts.journal import Started, TokenEntry, TokenFrame
+from diptych_engine.port import Engine, KvBlock, SequenceWork
+from diptych_telemetry import names, tracer
+from diptych_worker.attempts import Attempt
+
+spans = tracer("worker")
+
+
+class Decoding:
+    """Runs attempts to the end of their answers.
+
+    Args:
+        bus: Their journals.
+        engine: Computes.
+        worker: Whose attempts they are.
+        imported: Told, on the event loop, that a transfer's blocks are needed no more.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine: Engine,
+        *,
+        worker: Incarnation,
+        imported: Callable[[TransferId], None],
+    ) -> None:
+        self._bus = bus
+        self._engine = engine
+        self._worker = worker
+        self._imported = imported
+
+    async def run(
+        self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
+    ) -> None:
+        """Decode until the engine has nothing of it any more.
+
+        Raises:
+            Refused: it was told to stop before it began, or the engine refused it.
+            Permanent: the engine cannot ever run it.
+        """
+        if isinstance(job, DecodeJob):
+            self._take_over(attempt, job)
+        if attempt.stopping:  # before its first turn: the engine was told already
+            raise Refused(RefusalReason.CANCELLED, "stopped before it began")
+        with spans.start_as_current_span(names.DECODE_RUN) as span:
+            span.set_attribute(names.ATTEMPT, job.generation.attempt)
+            self._engine.submit(self._work(attempt, job, blocks))
+            await attempt.left.wait()
+            span.set_attribute(names.ENERGY_J, attempt.energy_j)
+        if attempt.failure is not None:
+            raise attempt.failure
+
+    def _take_over(self, attempt: Attempt, job: DecodeJob) -> None:
+        """Say that the answer goes on here."""
+        started = Started(
+            request_id=job.generation.request_id,
+            attempt=job.generation.attempt,
+            worker=self._worker,
+            phase=attempt.phase,
+        )
+        self._bus.append(attempt.gateway, started)
+        self._bus.append(attempt.gateway, _taken_over(self._worker, job))
+
+    def _work(
+        self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
+    ) -> SequenceWork:
+        generation = job.generation
+        first_ids = job.first_ids if isinstance(job, DecodeJob) else ()
+        return SequenceWork(
+            key=attempt.key,
+            phase=attempt.phase,
+            prompt_ids=attempt.prompt_ids or (),
+            answer_ids=(*generation.prefix_ids, *first_ids),
+            sampling=generation.sampling,
+            stopping=generation.stopping,
+            tenant=generation.tenant,
+            blocks=blocks,
+            on_imported=self._when_imported(job) if isinstance(job, DecodeJob) else None,
+        )
+
+    def _when_imported(self, job: DecodeJob) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+
+        def imported() -> None:
+            loop.call_soon_threadsafe(self._imported, job.transfer_id)
+
+        return imported
+
+
+def _taken_over(worker: Incarnation, job: DecodeJob) -> TokenFrame:
+    """The tokens that came with `job`, said again: whoever sampled them may have died first.
+
+    A reader that has them already drops them by their index.
+    """
+    generation = job.generation
+    entry = TokenEntry(
+        request_id=generation.request_id,
+        attempt=generation.attempt,
+        index=len(generation.prefix_ids),
+        token_ids=job.first_ids,
+    )
+    return TokenFrame(worker=worker, entries=(entry,))

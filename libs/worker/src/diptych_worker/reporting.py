@@ -1,0 +1,87 @@
+"""What a worker says of itself: how full it is, what it draws, whether it is ready."""
+
+from diptych_bus.port import Delivery
+from diptych_chassis.member import Member
+from diptych_contracts import subjects
+from diptych_contracts.fleet import WorkerLoad
+from diptych_contracts.power import PowerSetPoint
+from diptych_engine.port import Engine
+from diptych_policy.exhaustion import Exhaustion
+from diptych_policy.job_admission import JobAdmission
+from diptych_worker.device import Device
+from diptych_worker.metering import WorkerMetrics
+from diptych_worker.taking_over import TakeOver
+
+
+class Reports:
+    """One worker's telemetry, and its device's set-points.
+
+    Args:
+        member: Whose readiness it judges.
+        engine, admission, take_over: What can be full.
+        device: What draws power.
+        metrics: Kept up to date too.
+        waits: Whether jobs may wait here for the engine.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a worker is made of
+        self,
+        member: Member,
+        engine: Engine,
+        *,
+        admission: JobAdmission,
+        take_over: TakeOver,
+        device: Device,
+        metrics: WorkerMetrics,
+        waits: bool,
+    ) -> None:
+        self._member = member
+        self._engine = engine
+        self._admission = admission
+        self._take_over = take_over
+        self._device = device
+        self._metrics = metrics
+        self._waits = waits
+        self._exhaustion = Exhaustion()
+
+    async def send(self) -> None:
+        """Judge, measure, and tell everybody."""
+        self._judge_room()
+        report = self._load()
+        self._metrics.load(report)
+        self._metrics.transfer_slots(
+            total=self._take_over.slots_total, quarantined=self._take_over.slots_quarantined
+        )
+        await self._member.bus.publish(subjects.load(self._member.incarnation), report)
+
+    def set_power(self, delivery: Delivery) -> None:
+        """A set-point came."""
+        self._device.apply(delivery.decode(PowerSetPoint), self._member.now_s())
+
+    def _load(self) -> WorkerLoad:
+        load = self._engine.load()
+        reading = self._device.read(self._member.now_s())
+        return WorkerLoad(
+            worker=self._member.incarnation,
+            draining=self._admission.draining,
+            running=load.running,
+            waiting=len(self._admission) - load.running,
+            waiting_tokens=load.waiting_tokens,
+            kv_tokens_used=max(load.kv_tokens_used, self._admission.promised_tokens),
+            transfer_slots_used=self._take_over.slots_used,
+            power_w=reading.power_w,
+            cap_w=reading.cap_w,
+            energy_j=reading.energy_j,
+            energy_source=self._device.energy_source,
+        )
+
+    def _judge_room(self) -> None:
+        """Not ready while nothing has fitted in for a while; a person should look why."""
+        if self._admission.draining:
+            return
+        smallest = self._engine.spec.layout.block_tokens
+        obstacle = self._take_over.obstacle or self._admission.obstacle(
+            smallest, may_wait=self._waits
+        )
+        reason = self._exhaustion.reason(obstacle, now_s=self._member.now_s())
+        self._member.ready(not reason, reason)
