@@ -99,6 +99,8 @@ async def test_requests_run_one_after_another(run_stack: Any) -> None:
         ('{"model":"tiny"}', 400, "missing_required_parameter"),
         ('{"model":"tiny","messages":[{"role":"user","content":"a"}],"stream":false}', 400,
          "unsupported_parameter"),
+        ('{"model":"tiny","messages":[{"role":"user","content":"a"}],"n":2}', 400,
+         "unsupported_parameter"),
         ('{"model":"tiny","messages":[{"role":"user","content":"a"}],"mood":1}', 400,
          "unknown_parameter"),
         ('{"model":"nope","messages":[{"role":"user","content":"a"}]}', 404, "model_not_found"),

@@ -71,13 +71,21 @@ def _judge(body: bytes, scope: Scope) -> ChatCall:
 
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:
-    request, stream = accepted.request, accepted.stream
-    heading = Heading(request.request_id, request.created_unix_ms // 1000, accepted.served.card)
+    stream = accepted.stream
     if call.stream:
-        writer = ChunkWriter(heading, include_usage=call.include_usage)
-        await deliver(stream, writer, EventStream(send))
+        await deliver(stream, chunk_writer(accepted, call), EventStream(send))
     elif (text := await deliver_whole(stream)) is not None:
-        await send_json(send, 200, completion(heading, stream, text=text))
+        await send_json(send, 200, completion(_heading(accepted), stream, text=text))
+
+
+def chunk_writer(accepted: Accepted, call: ChatCall) -> ChunkWriter:
+    """What makes the events of a streamed answer."""
+    return ChunkWriter(_heading(accepted), include_usage=call.include_usage)
+
+
+def _heading(accepted: Accepted) -> Heading:
+    request = accepted.request
+    return Heading(request.request_id, request.created_unix_ms // 1000, accepted.served.card)
 
 
 async def answer_id(request: Request, served: ServedModel) -> str:

@@ -13,12 +13,12 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading
+from diptych_gateway.answers import ChunkWriter
 from diptych_gateway.bodies import ChatBody, decode
-from diptych_gateway.chat import answer_id
+from diptych_gateway.chat import answer_id, chunk_writer
 from diptych_gateway.checking import ChatCall, check
 from diptych_gateway.errors import ApiError
-from diptych_gateway.harmless import unsupported
+from diptych_gateway.harmless import only, unsupported
 from diptych_gateway.response_writing import error_frame
 from diptych_gateway.socket_connections import Connection, Frame, Lane, SocketRoom
 from diptych_gateway.streams import AnswerStream, Shown
@@ -52,10 +52,7 @@ class _Connection(Connection[ChatBody]):
         with admitted(self.room.admission, generations.now_s, call.priority_class):
             async with generations.accepted(call, came, answer_id) as accepted:
                 call = replace(call, messages=[])  # while the answer lasts nobody needs them
-                request, card = accepted.request, accepted.served.card
-                heading = Heading(request.request_id, request.created_unix_ms // 1000, card)
-                writer = ChunkWriter(heading, include_usage=call.include_usage)
-                await self.deliver(accepted.stream, _Bare(writer))
+                await self.deliver(accepted.stream, _Bare(chunk_writer(accepted, call)))
 
 
 class _Bare:
@@ -90,4 +87,5 @@ def _decoded(text: str) -> ChatBody:
 def _judge(body: ChatBody, *, resume: bool) -> ChatCall:
     if body.stream is False:
         raise unsupported("stream", False, (True,))
+    only("n", body.n, (1,))
     return check(msgspec.structs.replace(body, stream=True), resume=resume)
