@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from diptych_testkit.live_stack import MODEL, LiveStack, Process, free_port
+from diptych_testkit.live_stack import MODEL, LiveStack, Process
+from diptych_testkit.ports import free_port
 from diptych_testkit.tiny_gguf import write_tiny_gguf
 
 pytestmark = pytest.mark.live

@@ -15,7 +15,8 @@ from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.port import Delivery
 from diptych_contracts import subjects
 from diptych_contracts.fleet import WorkerLoad
-from diptych_testkit.live_stack import MODEL, LiveStack, free_port
+from diptych_testkit.live_stack import MODEL, LiveStack
+from diptych_testkit.ports import free_port
 
 pytestmark = pytest.mark.live
 

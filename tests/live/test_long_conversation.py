@@ -12,7 +12,8 @@ import pytest
 
 from diptych_bus.jetstream import JetStreamBus
 from diptych_contracts.streams import PROMPTS, RESPONSE_PARTS
-from diptych_testkit.live_stack import MODEL, LiveStack, free_port
+from diptych_testkit.live_stack import MODEL, LiveStack
+from diptych_testkit.ports import free_port
 
 pytestmark = pytest.mark.live
 

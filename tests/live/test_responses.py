@@ -7,7 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from diptych_testkit.live_stack import MODEL, LiveStack, free_port
+from diptych_testkit.live_stack import MODEL, LiveStack
+from diptych_testkit.ports import free_port
 
 pytestmark = pytest.mark.live
 

@@ -1,5 +1,8 @@
 from typing import Any
 
+import pytest
+import rich.console
+
 from diptych_bus.port import Gone, Kept
 from diptych_cli import kv, top
 from diptych_cli.fleet_view import FleetView, Seen
@@ -143,3 +146,36 @@ def test_transfers_are_rows_under_their_worker() -> None:
     assert "writer x died" in text
     assert kv.row(over)[2:7] == ("x", "shm", "", "", "70,000")
     assert '"transfer_id":"r.1"' in kv.json_text([snapshot])
+
+
+def test_no_column_of_transfers_is_lost_in_a_terminal_of_80_columns(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    going = KvTransfer(
+        transfer_id=TransferId("d4fb4c4e547d70ea34a8b6992499b283.1"),
+        state="reserved",
+        writer="prefill-worker-93b9115df818",
+        link="shm",
+        age_ms=120_500,
+        left_ms=9_000,
+        n_bytes=623_156_000,
+        reason="",
+    )
+    over = KvTransfer(
+        transfer_id=TransferId("77fb4c4e547d70ea34a8b6992499b283.2"),
+        state="released",
+        writer="prefill-worker-93b9115df818",
+        link="tcp",
+        n_bytes=623_156,
+        reason="writer prefill-worker-93b9115df818 died",
+    )
+    table = kv.table([KvSnapshot(worker=WORKER, slots=160, transfers=(going, over))])
+    rich.console.Console(width=80).print(table)
+    text = capsys.readouterr().out
+    for shown in ("d4fb4c4e.1", "reserved", "shm", "120.5 s", "9.0 s", "623,156,000", "77fb4c4e.2"):
+        assert shown in text
+    folded = "".join(text.split())
+    assert "…" not in text
+    assert "why" in folded
+    assert "died" in folded
+    assert all(len(line) <= 80 for line in text.splitlines())

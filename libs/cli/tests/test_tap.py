@@ -67,6 +67,9 @@ def test_what_is_no_message_is_shown_as_it_is(data: bytes, raw: str) -> None:
     ("subject", "reply", "left_out"),
     [
         ("beat.w", "", True),
+        ("queue.scheduler-1", "", True),
+        ("$KV.leases.governor", "_INBOX.a", True),
+        ("$KV.workers.decode-worker-1", "_INBOX.a", True),
         ("live.g", "", True),
         ("_INBOX.x", "", True),
         ("request.interactive.m", "_INBOX.a", False),

@@ -90,11 +90,27 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
     ({"service_tier": "scale"}, "service_tier", "unsupported_parameter"),
     ({"metadata": {"a": 1}}, "metadata[...]", "invalid_type"),
-    ({"diptych": {"mode": "sideways"}}, "diptych.mode", "invalid_type"),
+    ({"diptych": {"mode": "sideways"}}, "diptych.mode", ""),
+    ({"diptych": {"mode": 3}}, "diptych.mode", "invalid_type"),
+    ({"diptych": {"priority_class": "vip"}}, "diptych.priority_class", ""),
     ({"diptych": {"link": "string"}}, "diptych.link", ""),
     ({"diptych": {"speed": 9}}, "diptych.speed", "unknown_parameter"),
     ({"heat": 1}, "heat", "unknown_parameter"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("option", "choices"),
+    [
+        ("mode", "'local' or 'remote'"),
+        ("link", "'shm' or 'tcp'"),
+        ("priority_class", "'interactive' or 'standard' or 'batch'"),
+    ],
+)
+def test_a_choice_that_is_none_is_answered_with_the_choices(option: str, choices: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        call(diptych={option: "sideways"})
+    assert str(refused.value) == f"'diptych.{option}': expected {choices}, saw 'sideways'"
 
 
 @pytest.mark.parametrize(("changes", "param", "code"), BAD_VALUES, ids=repr)

@@ -20,7 +20,11 @@ from diptych_contracts.streams import WORKERS
 
 _ANSWER_S = 1.0
 _PERIOD_S = 0.5
-COLUMNS = ("worker", "transfer", "state", "from", "link", "age", "left", "bytes", "why it ended")
+COLUMNS = ("transfer", "state", "from", "link", "age", "left", "bytes", "why it ended")
+_LONG = ("from", "why it ended")
+"""Folded where the terminal is narrow: at 80 columns whole columns were cut away."""
+_SHOWN_ID = 8
+"""Of a request's 32: as many as other commands ask for."""
 
 
 def kv(stack: StackFile, *, ended: int, as_json: bool, watch: bool) -> int:
@@ -83,21 +87,25 @@ def json_text(snapshots: Sequence[KvSnapshot]) -> str:
 
 
 def table(snapshots: Sequence[KvSnapshot]) -> Any:
-    """Every transfer, a row each; a worker without any has one too."""
-    made = blank(*COLUMNS)
+    """Each worker, and under it a row for every transfer."""
+    parts: list[Any] = []
     for snapshot in snapshots:
         used = f"{snapshot.slots_used} of {snapshot.slots} slots in use"
-        made.add_row(snapshot.worker, used, style="bold")
-        for transfer in snapshot.transfers:
-            made.add_row("", *row(transfer))
-    return made
+        parts.append(need("rich.text").Text(f"{snapshot.worker}  {used}", style="bold"))
+        if snapshot.transfers:
+            made = blank(*COLUMNS, right=("age", "left", "bytes"), fold=_LONG)
+            for transfer in snapshot.transfers:
+                made.add_row(*row(transfer))
+            parts.append(made)
+    return need("rich.console").Group(*parts)
 
 
 def row(transfer: KvTransfer) -> tuple[str, ...]:
-    """What the table says of a transfer, but for its worker."""
+    """What the table says of a transfer."""
+    request, _, attempt = transfer.transfer_id.rpartition(".")
     over = not transfer.left_ms and not transfer.age_ms
     return (
-        transfer.transfer_id,
+        f"{request[:_SHOWN_ID]}.{attempt}",
         transfer.state,
         transfer.writer,
         transfer.link,

@@ -17,9 +17,11 @@ def console() -> Any:
     return made if made.is_terminal else rich.Console(width=_SCRIPT_COLUMNS, **plain)
 
 
-def blank(*columns: str, right: tuple[str, ...] = ()) -> Any:
-    """A table without rows; the columns named in `right` hold numbers."""
+def blank(*columns: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()) -> Any:
+    """A table without rows; the columns in `right` hold numbers, those in `fold` may take lines."""
     made: Any = need("rich.table").Table(box=need("rich.box").SIMPLE)
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+        side = "right" if column in right else "left"
+        overflow = {"overflow": "fold"} if column in fold else {"no_wrap": True}
+        made.add_column(column, justify=side, **overflow)
     return made

@@ -17,9 +17,13 @@ from nats.errors import Error as NatsError
 from diptych_cli.failing import CliError
 
 EVERYTHING = ">"
-CHATTER = ("beat.", "load.", "power.", "live.", "$JS.", "_INBOX.")
-"""Not shown unless asked for: telemetry many times a second, what was shown when it was stored, and
-the server's own business."""
+CHATTER = (
+    *("beat.", "load.", "queue.", "power."),
+    *("$KV.leases.", "$KV.workers."),
+    *("live.", "$JS.", "_INBOX."),
+)
+"""Not shown unless asked for: telemetry many times a second, renewals every few seconds, what was
+shown when it was stored, and the server's own business. A stack that nobody asks is silent."""
 _DELIVERY = "$JS.ACK."
 IDS = ("prompt_ids", "prefix_ids", "first_ids", "token_ids", "block_hashes")
 """What people wrote, and what they were answered."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from diptych_testkit.live_stack import free_port
+from diptych_testkit.ports import free_port
 
 TOP = Path(__file__).parents[4]
 PROJECT = "diptych-test"

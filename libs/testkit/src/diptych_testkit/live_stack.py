@@ -6,7 +6,6 @@ Unlike `diptych up` nothing is restarted here, so a test can kill what it wants.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from diptych_bus.server import NatsServer
+from diptych_testkit.ports import free_port
 
 GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
 MODEL = "smollm2-135m"
@@ -36,14 +36,6 @@ def gguf_path() -> Path:
             f"or set {GGUF_VARIABLE}"
         )
     return path
-
-
-def free_port() -> int:
-    """A port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 class Process:
@@ -119,13 +111,21 @@ class Process:
 
     def stop(self) -> int:
         """SIGTERM, SIGKILL if that does not help; gives the exit code."""
+        self.ask_to_stop()
+        return self.stopped()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, once: a second one would break its drain off."""
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGCONT)
             self.popen.terminate()
-            try:
-                self.popen.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
+
+    def stopped(self) -> int:
+        """Wait until it has stopped, SIGKILL if it does not; gives the exit code."""
+        try:
+            self.popen.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
         return self.popen.returncode
 
 
@@ -201,7 +201,9 @@ class LiveStack:
         return running[-1]
 
     def close(self) -> None:
-        """Stop everything."""
-        for process in reversed(self.processes):
-            process.stop()
+        """Stop everything; all services at once, which takes a third of the time."""
+        for process in self.processes:
+            process.ask_to_stop()
+        for process in self.processes:
+            process.stopped()
         self.nats.stop_blocking()

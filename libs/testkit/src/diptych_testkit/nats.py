@@ -8,7 +8,6 @@ In a test module's or folder's `conftest.py`:
             yield server
 """
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diptych_bus.server import CONFIG_NAME, HOST, NatsServer, command, config_text, read_port
+from diptych_testkit.ports import free_port
 
 _FORMED_S = 30.0
 
@@ -50,7 +50,7 @@ def running_cluster(store: Path, *, servers: int = 3) -> Iterator[NatsCluster]:
     """A cluster of `servers`; gone afterwards."""
     cluster = NatsCluster()
     with ExitStack() as held:
-        routes = _free_ports(servers)
+        routes = [free_port() for _ in range(servers)]
         for number, route in enumerate(routes):
             folder = store / f"n{number}"
             folder.mkdir(parents=True)
@@ -84,11 +84,3 @@ def _url(folder: Path, pid: int) -> str:
             raise AssertionError(f"no server in {folder}: {(folder / 'log').read_text()[-1000:]}")
         time.sleep(0.02)
     return f"nats://{HOST}:{port}"
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]

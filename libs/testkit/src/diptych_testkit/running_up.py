@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from diptych_testkit.live_stack import free_port
+from diptych_testkit.ports import free_port
 
 READY_S = 90.0
 COMMAND = (sys.executable, "-m", "diptych_cli")

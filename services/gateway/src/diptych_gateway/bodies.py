@@ -9,7 +9,6 @@ from typing import TypeVar
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_contracts.requests import Mode, PriorityClass
 
 ABSENT = msgspec.Raw(b"null")
 """A parameter not given. What may hold anything is kept as it was written until it is looked at:
@@ -41,9 +40,9 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DiptychOptions(msgspec.Struct, forbid_unknown_fields=True):
-    mode: Mode | None = None
+    mode: str | None = None
     link: str | None = None
-    priority_class: PriorityClass | None = None
+    priority_class: str | None = None
     """Instead of what `service_tier` says."""
     events: bool | None = None
     """Whether our own events are sent too, on a WebSocket of the Responses API."""

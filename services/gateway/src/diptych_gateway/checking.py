@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_contracts.requests import Forced, PriorityClass
+from diptych_contracts.requests import Forced, Mode, PriorityClass
 from diptych_contracts.sampling import Sampling
 from diptych_gateway.bodies import ChatBody, CommonBody, StreamOptions, decode_metadata
 from diptych_gateway.class_checks import priority_class
-from diptych_gateway.harmless import HARMLESS, only, shown, unsupported
+from diptych_gateway.harmless import HARMLESS, one_of, only, shown, unsupported
 from diptych_gateway.message_checks import conversation
 from diptych_gateway.number_checks import check_numbers, sampling
 
@@ -143,9 +143,10 @@ def forced(body: CommonBody) -> Forced:
     options = body.diptych
     if options is None:
         return Forced()
+    mode = None if options.mode is None else one_of(Mode, options.mode, "diptych.mode")
     match options.link:
         case None | "shm" | "tcp" as link:
-            return Forced(mode=options.mode, link=link)
+            return Forced(mode=mode, link=link)
         case other:
             raise InvalidRequest(
                 f"'diptych.link': expected 'shm' or 'tcp', saw {shown(other)}",

@@ -4,7 +4,7 @@ import re
 
 from diptych_contracts.requests import PriorityClass
 from diptych_gateway.bodies import CommonBody, decode_tier
-from diptych_gateway.harmless import unsupported
+from diptych_gateway.harmless import one_of, unsupported
 
 _TIERS = {
     "auto": PriorityClass.INTERACTIVE,
@@ -24,7 +24,7 @@ def priority_class(body: CommonBody) -> PriorityClass:
     if tier is not None and tier not in _TIERS:
         raise unsupported("service_tier", tier, tuple(_TIERS))
     if own is not None:
-        return own
+        return one_of(PriorityClass, own, "diptych.priority_class")
     return _DEFAULT_CLASS if tier is None else _TIERS[tier]
 
 

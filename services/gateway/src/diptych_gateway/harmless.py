@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
+
+Choice = TypeVar("Choice", bound=StrEnum)
 
 _HARMLESS_BYTES = 1024
 """More than any of the harmless values, with generous spaces."""
@@ -60,6 +63,16 @@ def unsupported(name: str, value: Any, allowed: tuple[Any, ...]) -> InvalidReque
     options = " or ".join([*(repr(a) for a in allowed), "nothing"])
     message = f"'{name}' is not supported: expected {options}, saw {shown(value)}"
     return InvalidRequest(message, param=name, code="unsupported_parameter")
+
+
+def one_of(kind: type[Choice], value: str, name: str) -> Choice:
+    """`value` as one of a closed set. Raises `InvalidRequest`, which names them all."""
+    try:
+        return kind(value)
+    except ValueError:
+        choices = " or ".join(repr(str(choice)) for choice in kind)
+        message = f"'{name}': expected {choices}, saw {shown(value)}"
+        raise InvalidRequest(message, param=name) from None
 
 
 def shown(value: Any) -> str:

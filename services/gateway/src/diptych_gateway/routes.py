@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import msgspec
@@ -16,7 +17,8 @@ from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_socket import ChatSocket
 from diptych_gateway.endpoints import ENDPOINTS
 from diptych_gateway.envelope import Envelope
-from diptych_gateway.identity import Identity
+from diptych_gateway.identity import Identity, Told
+from diptych_gateway.keyring import Keyring
 from diptych_gateway.models import Models
 from diptych_gateway.objects import Health, ModelList, model_object
 from diptych_gateway.origins import Origins
@@ -24,6 +26,7 @@ from diptych_gateway.reading import JSON
 from diptych_gateway.responses import Answering, Responses
 from diptych_gateway.sockets import ResponsesSocket
 from diptych_gateway.tokenizing import Tokenizing
+from diptych_policy.access import Right
 from diptych_telemetry import metrics
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -31,6 +34,9 @@ ONE_CHAT = f"{CHAT_COMPLETIONS}/{{completion_id}}"
 MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
 ONE_RESPONSE = f"{RESPONSES}/{{response_id}}"
+METRICS = "/metrics"
+OPEN = frozenset({"/health/live", "/health/ready", "/openapi.json", "/docs"})
+"""Say nothing of anybody, so they ask for no key."""
 
 Reasons = Callable[[], list[str]]
 """Why this gateway does not serve; empty if it does."""
@@ -47,17 +53,29 @@ class Generating:
     text: Tokenizing
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarding:
+    """Who is let in, and what they are told of their limits."""
+
+    keyring: Keyring
+    told: Told
+    open_metrics: bool = False
+    origins: tuple[str, ...] = ()
+    """Sites whose pages are served."""
+
+
 def application(
-    generating: Generating,
-    models: Models,
-    *,
-    reasons: Reasons,
-    rng: Random,
-    origins: tuple[str, ...] = (),
+    generating: Generating, models: Models, *, guarding: Guarding, reasons: Reasons, rng: Random
 ) -> ASGIApp:
     """The whole of the gateway's HTTP side."""
     router = Router(routes=routes(generating, models, reasons=reasons), redirect_slashes=False)
-    return Origins(Envelope(Identity(router), rng=rng, endpoint=endpoint), origins, rng=rng)
+    guarded = Identity(
+        router,
+        keyring=guarding.keyring,
+        needs=partial(needs, open_metrics=guarding.open_metrics),
+        told=guarding.told,
+    )
+    return Origins(Envelope(guarded, rng=rng, endpoint=endpoint), guarding.origins, rng=rng)
 
 
 def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[BaseRoute]:
@@ -104,7 +122,7 @@ def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[
             Route(f"{MODELS}/{{model:path}}", one_model),
             Route("/health/live", live),
             Route("/health/ready", ready),
-            Route("/metrics", measured),
+            Route(METRICS, measured),
             Route("/openapi.json", described),
             Route("/docs", page),
         ]
@@ -136,6 +154,17 @@ _PLAIN = frozenset(e.path for e in ENDPOINTS if "{" not in e.path)
 _WITH_NAMES = [
     (re.compile(re.sub(r"{\w+}", "[^/]+", e.path)), e.path) for e in ENDPOINTS if "{" in e.path
 ]
+
+
+def needs(method: str, path: str, *, open_metrics: bool = False) -> Right | None:
+    """The right that `path` takes; None: it is open to everybody."""
+    if path in OPEN or (open_metrics and path == METRICS):
+        return None
+    if path == METRICS:
+        return Right.LOOK
+    if method in ("GET", "HEAD") and (path == MODELS or path.startswith(f"{MODELS}/")):
+        return Right.LIST
+    return Right.ASK
 
 
 def endpoint(path: str) -> str:

@@ -19,10 +19,10 @@ from diptych_contracts.errors import DiptychError, InvalidRequest
 from diptych_contracts.ids import RequestId
 from diptych_contracts.requests import PriorityClass
 from diptych_gateway.budget import Budget
+from diptych_gateway.callers import Caller
 from diptych_gateway.delivering import EventWriter, deliver, nothing
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, Generations
-from diptych_gateway.identity import Caller
 from diptych_gateway.intake import Intake
 from diptych_gateway.reading import wants_resume
 from diptych_gateway.response_writing import error_frame

@@ -97,6 +97,8 @@ class AnswerStream:
         """Whether the client has left."""
         self.refused = False
         """Whether JetStream said that it does not take the request: there is nothing to cancel."""
+        self.stored = False
+        """Whether JetStream has the request."""
         self.first_token_s: float | None = None
         self._last_token_s = arrived_s
         self._view = RequestView(request.request_id)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from diptych_kvlink.lockfile import sweep_leftovers
 from diptych_testkit.chaos.plan import Fault, Kind, Target
-from diptych_testkit.live_stack import LiveStack, Process, free_port
+from diptych_testkit.live_stack import LiveStack, Process
+from diptych_testkit.ports import free_port
 
 REPLICAS = {
     Target.PREFILL: 2,
