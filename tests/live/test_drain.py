@@ -5,7 +5,6 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -92,32 +91,44 @@ async def asked_to_stop(process: Process) -> list[str]:
     return said
 
 
-@pytest.fixture
-def patient_stack(tmp_path: Path) -> Iterator[LiveStack]:
-    """One whose services take the time that they have by default."""
-    live = LiveStack(tmp_path, DRAIN_S="60")
+@pytest.fixture(scope="module")
+def patient_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    """One whose services take the time that they have by default; tests leave it whole."""
+    live = LiveStack(tmp_path_factory.mktemp("stack"), DRAIN_S="60")
     try:
+        live.start_all()
         yield live
     finally:
         live.close()
+
+
+def client_of(stack: LiveStack) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=stack.base_url, api_key="none", max_retries=0, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(patient_stack: LiveStack) -> list[str]:
+    """Every question's answer while nobody leaves."""
+
+    async def ask() -> list[str]:
+        async with client_of(patient_stack) as client:
+            return await Load(client).texts()
+
+    return asyncio.run(ask())
 
 
 @pytest.mark.parametrize(
     "victim", ["decode-worker", "prefill-worker", "scheduler", "power-governor"]
 )
 async def test_no_client_notices_that_a_service_leaves(
-    patient_stack: LiveStack, victim: str
+    patient_stack: LiveStack, undisturbed: list[str], victim: str
 ) -> None:
-    await asyncio.to_thread(patient_stack.start_all)
     leaver = patient_stack.of(victim)
     leaver_id = leaver.incarnation
     if victim != "scheduler":  # a lone scheduler has nobody to hand over to
         patient_stack.start(victim)
         await asyncio.to_thread(patient_stack.processes[-1].wait_ready)
-    async with openai.AsyncOpenAI(
-        base_url=patient_stack.base_url, api_key="none", max_retries=0, timeout=120
-    ) as client:
-        undisturbed = await Load(client).texts()
+    async with client_of(patient_stack) as client:
         load = Load(client)
         await load.begun()
         said = await asked_to_stop(leaver)
@@ -126,6 +137,9 @@ async def test_no_client_notices_that_a_service_leaves(
     assert event.left == 0
     if victim in ("decode-worker", "scheduler"):
         assert any(words.startswith("draining: ") for words in said), said
+    if victim == "scheduler":
+        patient_stack.start(victim).wait_ready()
+        await asyncio.to_thread(patient_stack.wait_for_model)
 
 
 async def test_a_stream_in_flight_at_sigterm_is_finished(own_stack: LiveStack) -> None:

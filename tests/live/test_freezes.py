@@ -41,15 +41,34 @@ async def clients(stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
+    """Two of everything but governor and gateway; every test leaves it whole."""
+    live = LiveStack(tmp_path_factory.mktemp("stack"))
+    try:
+        live.start_all()
+        for process in [live.start(s) for s in ("scheduler", "prefill-worker", "decode-worker")]:
+            process.wait_ready()
+        yield live
+    finally:
+        live.close()
+
+
 @pytest.fixture
-async def client(own_stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
-    """Two of everything but governor and gateway."""
-    await asyncio.to_thread(own_stack.start_all)
-    more = [own_stack.start(s) for s in ("scheduler", "prefill-worker", "decode-worker")]
-    for process in more:
-        await asyncio.to_thread(process.wait_ready)
-    async with clients(own_stack) as client:
+async def client(stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with clients(stack) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def expected(stack: LiveStack) -> list[str]:
+    """Every question's answer while nothing is frozen."""
+
+    async def ask() -> list[str]:
+        async with clients(stack) as client:
+            return texts(await Load(client).answers())
+
+    return asyncio.run(ask())
 
 
 async def stream(client: openai.AsyncOpenAI, question: str, begun: asyncio.Event) -> Answer:
@@ -98,21 +117,28 @@ class Load:
             return await asyncio.gather(*self._tasks)
 
 
-async def undisturbed(client: openai.AsyncOpenAI) -> list[str]:
-    return [answer.text for answer in await Load(client).answers()]
-
-
 def texts(answers: Sequence[Answer]) -> list[str]:
     return [answer.text for answer in answers]
 
 
-def said(stack: LiveStack, event: str) -> Iterator[dict[str, Any]]:
-    """What schedulers logged under the name `event`."""
-    for process in stack.processes:
-        if process.service == "scheduler":
-            for line in process.log.read_text(errors="replace").splitlines():
-                if f'"{event}"' in line:
-                    yield json.loads(line)
+class Said:
+    """What schedulers have logged since it was made."""
+
+    def __init__(self, stack: LiveStack) -> None:
+        self._stack = stack
+        self._begins = {p.log: p.log.stat().st_size for p in stack.processes}
+
+    def of(self, event: str) -> list[dict[str, Any]]:
+        """The lines of one name."""
+        logs = [p.log for p in self._stack.processes if p.service == "scheduler"]
+        lines = b"\n".join(log.read_bytes()[self._begins.get(log, 0) :] for log in logs)
+        named = f'"{event}"'.encode()
+        return [json.loads(line) for line in lines.splitlines() if named in line]
+
+
+@pytest.fixture
+def said(stack: LiveStack) -> Said:
+    return Said(stack)
 
 
 async def metric(process: Process, name: str) -> float:
@@ -157,60 +183,57 @@ async def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
 
 @pytest.mark.parametrize("seconds", [1, 2, 3, 5])
 async def test_nobody_is_fenced_while_nats_is_frozen(
-    seconds: int, own_stack: LiveStack, client: openai.AsyncOpenAI
+    seconds: int, stack: LiveStack, client: openai.AsyncOpenAI, expected: list[str], said: Said
 ) -> None:
     """Also not where a job was just being sent: some streams have not begun yet."""
-    expected = await undisturbed(client)
     load = Load(client)
     await load.begun(1)
-    own_stack.nats.freeze()
+    stack.nats.freeze()
     await asyncio.sleep(seconds)
-    own_stack.nats.thaw()
+    stack.nats.thaw()
     answers = await load.answers()
     assert texts(answers) == expected
     assert {answer.attempt for answer in answers} == {1}
-    assert list(said(own_stack, "member_lost")) == []
-    await nothing_is_held(own_stack)
+    assert said.of("member_lost") == []
+    await nothing_is_held(stack)
 
 
 async def test_requests_that_come_while_nats_is_frozen_are_refused_or_served(
-    own_stack: LiveStack, client: openai.AsyncOpenAI
+    stack: LiveStack, client: openai.AsyncOpenAI, expected: list[str], said: Said
 ) -> None:
-    expected = await undisturbed(client)
-    own_stack.nats.freeze()
+    stack.nats.freeze()
     load = Load(client)
     await asyncio.sleep(3)
-    own_stack.nats.thaw()
+    stack.nats.thaw()
     with pytest.raises(openai.APIStatusError) as refused:
         await load.answers()
     assert refused.value.status_code == 503
     assert texts(await Load(client).answers()) == expected
-    await nothing_is_held(own_stack)
+    await nothing_is_held(stack)
 
 
 async def test_a_scheduler_frozen_for_ten_seconds_does_no_harm(
-    own_stack: LiveStack, client: openai.AsyncOpenAI
+    stack: LiveStack, client: openai.AsyncOpenAI, expected: list[str], said: Said
 ) -> None:
-    expected = await undisturbed(client)
     load = Load(client)
     await load.begun()
-    victim = own_stack.of("scheduler")
+    victim = stack.of("scheduler")
     incarnation = victim.incarnation
     async with frozen(victim):
-        await eventually(lambda: any(said(own_stack, "member_lost")))
+        await eventually(lambda: bool(said.of("member_lost")))
         assert texts(await load.answers()) == expected
         during = Load(client)
         await asyncio.sleep(8)
     answers = await during.answers()
     assert texts(answers) == expected
     assert {answer.attempt for answer in answers} == {1}
-    lost = {(line["incarnation"], line["member"]) for line in said(own_stack, "member_lost")}
+    lost = {(line["incarnation"], line["member"]) for line in said.of("member_lost")}
     assert {member for _, member in lost} == {incarnation}
-    adopted = Counter(line["request_id"] for line in said(own_stack, "request_adopted"))
+    adopted = Counter(line["request_id"] for line in said.of("request_adopted"))
     assert set(adopted.values()) <= {1}
     assert texts(await Load(client).answers()) == expected
     assert victim.readiness["status"] == 200
-    await nothing_is_held(own_stack)
+    await nothing_is_held(stack)
 
 
 async def test_a_frozen_scheduler_does_not_hoard_requests(tmp_path: Path) -> None:
@@ -231,52 +254,49 @@ async def test_a_frozen_scheduler_does_not_hoard_requests(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("service", ["decode-worker", "prefill-worker", "power-governor"])
 async def test_a_frozen_service_that_thaws_serves_again(
-    service: str, own_stack: LiveStack, client: openai.AsyncOpenAI
+    service: str, stack: LiveStack, client: openai.AsyncOpenAI, expected: list[str], said: Said
 ) -> None:
-    expected = await undisturbed(client)
     load = Load(client)
     await load.begun()
-    victim = own_stack.of(service)
+    victim = stack.of(service)
     incarnation = victim.incarnation
     async with frozen(victim):
-        await eventually(lambda: any(said(own_stack, "member_lost")))
+        await eventually(lambda: bool(said.of("member_lost")))
         assert texts(await load.answers()) == expected
-    assert {line["member"] for line in said(own_stack, "member_lost")} == {incarnation}
-    await eventually(lambda: any(said(own_stack, "member_returned")))
-    await nothing_is_held(own_stack)
+    assert {line["member"] for line in said.of("member_lost")} == {incarnation}
+    await eventually(lambda: bool(said.of("member_returned")))
+    await nothing_is_held(stack)
     answers = await Load(client).answers()
     assert texts(answers) == expected
     assert {answer.attempt for answer in answers} == {1}
 
 
 async def test_a_frozen_gateway_goes_on_with_its_streams(
-    own_stack: LiveStack, client: openai.AsyncOpenAI
+    stack: LiveStack, client: openai.AsyncOpenAI, expected: list[str], said: Said
 ) -> None:
-    expected = await undisturbed(client)
     load = Load(client)
     await load.begun()
-    async with frozen(own_stack.of("gateway")):
-        await eventually(lambda: any(said(own_stack, "member_lost")))
+    async with frozen(stack.of("gateway")):
+        await eventually(lambda: bool(said.of("member_lost")))
         await asyncio.sleep(2)
     answers = await load.answers()
     assert texts(answers) == expected
     assert {answer.attempt for answer in answers} == {1}
-    await nothing_is_held(own_stack)
+    await nothing_is_held(stack)
 
 
 async def test_of_two_schedulers_that_race_to_adopt_one_wins(
-    own_stack: LiveStack, client: openai.AsyncOpenAI
+    stack: LiveStack, client: openai.AsyncOpenAI, expected: list[str], said: Said
 ) -> None:
-    third = own_stack.start("scheduler")
+    third = stack.start("scheduler")
     await asyncio.to_thread(third.wait_ready)
-    expected = await undisturbed(client)
     load = Load(client)
     await load.begun()
-    for victim in [p for p in own_stack.processes if p.service == "scheduler"][:1]:
-        victim.kill()
+    victim = next(p for p in stack.processes if p.service == "scheduler")
+    victim.kill()
     answers = await load.answers()
     assert texts(answers) == expected
     assert {answer.attempt for answer in answers} == {1}
-    adopted = Counter(line["request_id"] for line in said(own_stack, "request_adopted"))
+    adopted = Counter(line["request_id"] for line in said.of("request_adopted"))
     assert set(adopted.values()) == {1}
-    await nothing_is_held(own_stack)
+    await nothing_is_held(stack)

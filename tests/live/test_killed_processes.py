@@ -49,13 +49,32 @@ class Streamed:
                 await self.grown.wait()
 
 
+def client_of(stack: LiveStack) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=stack.base_url, api_key="none", max_retries=0, timeout=90)
+
+
 @pytest.fixture
-async def client(own_stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
+async def own_client(own_stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
     await asyncio.to_thread(own_stack.start_all)
-    async with openai.AsyncOpenAI(
-        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=90
-    ) as client:
+    async with client_of(own_stack) as client:
         yield client
+
+
+@pytest.fixture
+async def client(stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with client_of(stack) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stack: LiveStack) -> str:
+    """The answer while nobody is killed."""
+
+    async def ask() -> str:
+        async with client_of(stack) as client:
+            return (await Streamed(client).run()).text
+
+    return asyncio.run(ask())
 
 
 def serving(stack: LiveStack, told: dict[str, object]) -> Process:
@@ -65,12 +84,12 @@ def serving(stack: LiveStack, told: dict[str, object]) -> Process:
 
 
 async def test_a_killed_decode_worker_is_replaced_in_mid_stream(
-    own_stack: LiveStack, client: openai.AsyncOpenAI
+    own_stack: LiveStack, own_client: openai.AsyncOpenAI
 ) -> None:
-    undisturbed = await Streamed(client).run()
+    undisturbed = await Streamed(own_client).run()
     second = own_stack.start("decode-worker")
     await asyncio.to_thread(second.wait_ready)
-    streamed = Streamed(client)
+    streamed = Streamed(own_client)
     running = asyncio.create_task(streamed.run())
     await streamed.until(20)
     victim = serving(own_stack, undisturbed.told)
@@ -94,55 +113,54 @@ async def is_decoding(worker: Process) -> bool:
 
 
 async def test_the_last_worker_serves_alone(
-    own_stack: LiveStack, client: openai.AsyncOpenAI
+    own_stack: LiveStack, own_client: openai.AsyncOpenAI
 ) -> None:
-    undisturbed = await Streamed(client).run()
+    undisturbed = await Streamed(own_client).run()
     own_stack.of("decode-worker").kill()
-    alone = await Streamed(client).run()
+    alone = await Streamed(own_client).run()
     assert alone.text == undisturbed.text
     assert alone.told["mode"] == "local"
 
 
 @pytest.mark.parametrize("service", ["prefill-worker", "scheduler", "power-governor"])
 async def test_a_stream_that_is_decoding_does_not_need_the_others(
-    service: str, own_stack: LiveStack, client: openai.AsyncOpenAI
+    service: str, stack: LiveStack, client: openai.AsyncOpenAI, undisturbed: str
 ) -> None:
-    undisturbed = await Streamed(client).run()
     streamed = Streamed(client)
     running = asyncio.create_task(streamed.run())
     await streamed.until(20)
-    own_stack.of(service).kill()
+    stack.of(service).kill()
     await running
-    assert streamed.text == undisturbed.text
+    assert streamed.text == undisturbed
     assert streamed.told["attempt"] == 1
+    await asyncio.to_thread(stack.start(service).wait_ready)
+    await asyncio.to_thread(stack.wait_for_model)
 
 
 async def test_a_frozen_decode_worker_is_fenced_and_forgotten(
-    own_stack: LiveStack, client: openai.AsyncOpenAI
+    stack: LiveStack, client: openai.AsyncOpenAI, undisturbed: str
 ) -> None:
-    undisturbed = await Streamed(client).run()
     streamed = Streamed(client)
     running = asyncio.create_task(streamed.run())
     await streamed.until(20)
-    frozen = own_stack.of("decode-worker")
+    frozen = stack.of("decode-worker")
     frozen.signal(signal.SIGSTOP)
     await streamed.until(60)
     frozen.signal(signal.SIGCONT)
     await running
-    assert streamed.text == undisturbed.text
+    assert streamed.text == undisturbed
     assert streamed.told["mode"] == "local"
 
 
 async def test_a_restarted_nats_server_loses_no_token(
-    own_stack: LiveStack, client: openai.AsyncOpenAI
+    stack: LiveStack, client: openai.AsyncOpenAI, undisturbed: str
 ) -> None:
-    undisturbed = await Streamed(client).run()
     streamed = Streamed(client)
     running = asyncio.create_task(streamed.run())
     await streamed.until(20)
-    await asyncio.to_thread(own_stack.nats.kill_blocking)
-    await asyncio.to_thread(own_stack.nats.start_blocking)
+    await asyncio.to_thread(stack.nats.kill_blocking)
+    await asyncio.to_thread(stack.nats.start_blocking)
     await running
-    assert streamed.text == undisturbed.text
+    assert streamed.text == undisturbed
     assert streamed.told["attempt"] == 1
-    assert (await Streamed(client).run()).text == undisturbed.text
+    assert (await Streamed(client).run()).text == undisturbed

@@ -20,7 +20,7 @@ from diptych_contracts import subjects
 from diptych_contracts.cards import KvLayout, ModelCard
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.ids import Incarnation
-from diptych_contracts.journal import End, EndReason, Fence, Report, TokenEntry, TokenFrame
+from diptych_contracts.journal import Chances, End, EndReason, Fence, Report, TokenEntry, TokenFrame
 from diptych_contracts.requests import Request, RequestRecord
 from diptych_contracts.streams import MODELS, REQUEST_RECORDS, SCHEDULERS, WORKERS
 from diptych_contracts.wire import encode
@@ -112,10 +112,17 @@ class Fleet:
         index: int = 0,
         attempt: int = 1,
         end: EndReason | None = None,
+        logprobs: tuple[Chances, ...] = (),
     ) -> None:
         """One frame: tokens, and the end if there is one."""
         rid = request.request_id
-        entry = TokenEntry(request_id=rid, attempt=attempt, index=index, token_ids=tuple(ids))
+        entry = TokenEntry(
+            request_id=rid,
+            attempt=attempt,
+            index=index,
+            token_ids=tuple(ids),
+            logprobs=logprobs,
+        )
         ends = () if end is None else (self.end(request, end, attempt, index + len(ids)),)
         frame = TokenFrame(worker=WORKER, entries=(entry,) if ids else (), ends=ends)
         self.bus.append(request.gateway, frame)

@@ -31,7 +31,7 @@ async def test_messages_are_tokenized_as_chat_does(stack: Any) -> None:
     codec: TextCodec = stack.fleet.codec
     found = (await post(stack, "/tokenize", messages=SAID, return_token_strs=True)).json()
     assert found["tokens"] == codec.encode_chat(SAID)
-    assert found["token_strs"] == [codec.token_name(token) for token in found["tokens"]]
+    assert found["token_strs"] == [codec.control_text(token) for token in found["tokens"]]
     await stack.chat(messages=SAID)
     assert list(stack.fleet.requests[0].prompt_ids) == found["tokens"]
     short = (await post(stack, "/tokenize", messages=SAID, add_generation_prompt=False)).json()

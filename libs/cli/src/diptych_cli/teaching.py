@@ -57,6 +57,7 @@ over, Ctrl-D leaves.
   diptych chat --temperature 0 "What is the capital of France?"
   echo "What is the capital of France?" | diptych chat
   diptych chat --url https://example.org/v1 --model some-model    (key: OPENAI_API_KEY)
+  DIPTYCH_API_KEY=dk-… diptych chat   a stack with API keys
 
 The answer goes to standard output, everything else to standard error. Exit code 1 if a question
 got no answer.

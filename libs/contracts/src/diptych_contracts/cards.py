@@ -22,7 +22,7 @@ class Fingerprint(Message, frozen=True, kw_only=True, tag="fingerprint.1"):
     base: str
     """Hash over architecture, tokenizer, RoPE and KV layout: must match."""
     weights: str
-    """Weight precision, e.g. `Q4_1`: may differ only for the pairs a card lists."""
+    """Weight precision, e.g. `Q4_1`: must match too, for now (`docs/decisions/0011`)."""
 
 
 class ModelCard(Message, frozen=True, kw_only=True, tag="model_card.1"):

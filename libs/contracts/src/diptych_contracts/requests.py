@@ -86,6 +86,7 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
             created_unix_ms=self.created_unix_ms,
             prompt_tokens=self.prompt_tokens,
             stop=self.stopping.stop,
+            top_logprobs=self.sampling.top_logprobs,
             priority_class=self.priority_class,
         )
 
@@ -130,6 +131,8 @@ class AnswerHead(Message, frozen=True, kw_only=True, tag="answer_head.1"):
     created_unix_ms: int
     prompt_tokens: int
     stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    """Present where its tokens are told with their logprobs."""
     priority_class: PriorityClass = PriorityClass.INTERACTIVE
 
 
@@ -182,6 +185,7 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     deadline_unix_ms: int = 0
     """End of the total deadline."""
     tenant: str = "default"
-    """Whose it is: nobody else is told that it exists."""
+    """Whose it is: nobody else is told that it exists. Empty: nobody could read that."""
+    prompt_tokens: int = 0
     cancel_reason: str = ""
     end: End | None = None

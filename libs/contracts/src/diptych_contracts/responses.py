@@ -43,6 +43,7 @@ class StoredText(Message, frozen=True, kw_only=True, tag="stored_text.1"):
     """The text of a response, where it is an object of its own."""
 
     deltas: tuple[str, ...]
+    logprobs: tuple[bytes, ...] = ()
 
 
 class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
@@ -54,7 +55,9 @@ class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
     end: End
     ended_unix_s: int
     text: PartRef | None = None
-    """Where `deltas` are, if not here: a `StoredText`."""
+    """Where `deltas` and `logprobs` are, if not here: a `StoredText`."""
+    logprobs: tuple[bytes, ...] = ()
+    """Of each of `deltas`, where they were asked for: a list as JSON, as its event told it."""
 
 
 class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"):

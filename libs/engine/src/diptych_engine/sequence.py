@@ -13,7 +13,7 @@ from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Stopping
 from diptych_engine.port import EngineSpec, NewTokens, Phase, SequenceWork
-from diptych_engine.sampling import sample
+from diptych_engine.sampling import chances, sample
 
 
 class StopText(Protocol):
@@ -127,7 +127,9 @@ class LiveSequence:
         self.tokens.append(token)
         if self.text is not None:
             self.text.push((token,))
-        return NewTokens(work.key, len(answer), (token,), self.end())
+        top = work.sampling.top_logprobs
+        told = () if top is None else (chances(logits, token, top=top),)
+        return NewTokens(work.key, len(answer), (token,), self.end(), told)
 
     def check_blocks(self) -> None:
         """See that imported KV covers all tokens but the last.

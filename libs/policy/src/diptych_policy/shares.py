@@ -145,6 +145,10 @@ class Share:
             return True
         return bool(self.places) and now_s - self._renewed_s >= RENEW_S
 
+    def retire(self) -> None:
+        """This gateway leaves: all that it holds is over."""
+        self._spent = self._spent_before = Amount()
+
     @property
     def contended(self) -> bool:
         """Whether a place that falls free here should go back at once."""

@@ -161,7 +161,11 @@ class LiveStack:
         return variables | {prefix + name: value for name, value in (own | settings).items()}
 
     def start(self, service: str, *, module: str = "", **settings: str) -> Process:
-        """Start a service, or `module` in its stead; it is not ready yet."""
+        """Start a service, or `module` in its stead; it is not ready yet.
+
+        On the main thread: Linux ends a tethered process with the *thread* that started it, and
+        those of `asyncio.to_thread` end with the test.
+        """
         environment = self.environment(service, **settings)
         process = Process(service, self.folder, environment, module=module)
         self.processes.append(process)

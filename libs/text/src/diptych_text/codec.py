@@ -1,6 +1,6 @@
 """One model's text side, from its card alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -126,28 +126,30 @@ class TextCodec:
     ) -> Iterator[list[int]]:
         """What `encode_chat` gives, part by part, each of them some 20 ms of work (`cutting`).
 
-        Others may use the codec between two parts, on the same thread.
+        Others may use the codec between two parts, on the same thread. Nothing is done, nor
+        rendered, before the first part is asked for.
         """
         mark, marked = self._shield.marked(messages)
         text = self.render(marked, add_generation_prompt=add_generation_prompt)
-        pieces = self._shield.pieces(text, mark) if mark else [(True, text)]
+        yield from self._parts(self._shield.pieces(text, mark) if mark else [(True, text)])
+
+    def text_parts(self, text: str, *, add_bos: bool | None = None) -> Iterator[list[int]]:
+        """What `encode` gives, part by part as `chat_parts` does."""
+        return self._parts([(True, text)], add_bos)
+
+    def _parts(
+        self, pieces: Iterable[tuple[bool, str]], add_bos: bool | None = None
+    ) -> Iterator[list[int]]:
+        """The ids of texts in which control tokens count, or stay text."""
         begun = False
         for control, piece in pieces:
             for part in self._cutter.parts(piece) if self._cutter is not None else (piece,):
                 ids = self._ids(part) if control else self._plain_ids(part)
                 if ids and not begun:
-                    ids, begun = self._begun(ids, None), True
+                    ids, begun = self._begun(ids, add_bos), True
                 yield ids
         if not begun:
-            yield self._begun([], None)
-
-    def text_parts(self, text: str, *, add_bos: bool | None = None) -> Iterator[list[int]]:
-        """What `encode` gives, part by part, each of them some 20 ms of work (`cutting`)."""
-        begun = False
-        for part in self._cutter.parts(text) if self._cutter is not None else (text,):
-            ids = self._ids(part)
-            yield ids if begun else self._begun(ids, add_bos)
-            begun = True
+            yield self._begun([], add_bos)
 
     def _ids(self, text: str) -> list[int]:
         if len(text) > MAX_UNCUT_CHARS:
@@ -193,10 +195,6 @@ class TextCodec:
             known = self._bytes[token_id] = self._bytes_of(token_id)
         return known
 
-    def token_name(self, token_id: int) -> str:
-        """How the tokenizer's file spells `token_id`; empty for unknown ids."""
-        return self._text(token_id)
-
     def written(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, control tokens written out; what is no UTF-8 becomes U+FFFD."""
         return b"".join(
@@ -207,6 +205,10 @@ class TextCodec:
     def is_control(self, token_id: int) -> bool:
         """Whether the token steers the model and is never shown."""
         return token_id in self._control
+
+    def control_text(self, token_id: int) -> str:
+        """How a control token is written; others as in the tokenizer's file; no unknown one."""
+        return self._text(token_id)
 
     @property
     def vocab_size(self) -> int:

@@ -12,6 +12,7 @@ import msgspec
 
 from diptych_bus.port import Bus
 from diptych_contracts import subjects
+from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import (
     BusAway,
     ContextOverflow,
@@ -25,10 +26,11 @@ from diptych_contracts.prompts import MAX_INLINE_TOKENS, compact
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import GATEWAY_HEADER
-from diptych_gateway.checking import Call
+from diptych_gateway.checking import Call, Prompt
 from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.measuring import check_fits, may_overflow, overflow
 from diptych_gateway.models import Models, ServedModel
+from diptych_gateway.token_checks import check_bias
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 
@@ -96,13 +98,8 @@ class Acceptance:
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
-        try:
-            prompt_ids = await self._tokenize(call, served)
-        except InvalidRequest as err:
-            err.param = call.messages_param  # the template knows them as `messages`
-            raise
-        if not prompt_ids:
-            raise InvalidRequest("the messages hold no text at all", param=call.messages_param)
+        check_bias(call.sampling.logit_bias, served.card)
+        prompt_ids = await self.prompt_ids(call, served)
         sampling = call.sampling
         if not call.seeded:
             sampling = msgspec.structs.replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
@@ -138,6 +135,27 @@ class Acceptance:
             partial(named, prompt_ids, request_id, tenant=request.tenant, card=served.card),
         )
         return msgspec.structs.replace(request, prompt=ref), served, prompt
+
+    def served(self, model: str) -> ServedModel:
+        """The model of that name. Raises what `Models.get` raises."""
+        return self._models.get(model)
+
+    async def prompt_ids(self, call: Call, served: ServedModel) -> Sequence[int]:
+        """The tokens of `call`'s messages or prompt, at least one.
+
+        Raises:
+            InvalidRequest: there is no text, it cannot be told in tokens, or a token is none.
+            ContextOverflow: there are too many.
+        """
+        try:
+            prompt_ids = await self._tokenize(call, served)
+        except InvalidRequest as err:
+            err.param = call.messages_param  # the template knows them as `messages`
+            raise
+        if not prompt_ids:
+            what = "the messages hold" if call.prompt is None else "the prompt holds"
+            raise InvalidRequest(f"{what} no text at all", param=call.messages_param)
+        return prompt_ids
 
     async def store(self, request: Request, prompt: bytes = b"", *, timeout_s: float) -> None:
         """Have JetStream's word that it holds `request`, a long `prompt` of it first.
@@ -192,18 +210,25 @@ class Acceptance:
             return
 
     async def _tokenize(self, call: Call, served: ServedModel) -> Sequence[int]:
+        prompt, codec = call.prompt, served.codec
+        if prompt is not None and prompt.ids is not None:
+            check_known(prompt, served.card)
+            return prompt.ids
         if call.text_chars + MESSAGE_CHARS * len(call.messages) < LONG_TEXT_CHARS:
-            return served.codec.encode_chat(call.messages)
+            return codec.encode_chat(call.messages) if prompt is None else codec.encode(prompt.text)
         loop, most = asyncio.get_running_loop(), served.card.context_tokens
         if may_overflow(call.text_chars, most):
             await check_fits(
-                [message["content"] for message in call.messages],
+                [message["content"] for message in call.messages]
+                if prompt is None
+                else [prompt.text],
                 partial(_count, served.far_codec),
                 context_tokens=most,
                 executor=self._executor,
                 param=call.messages_param,
             )
-        parts = served.far_codec.chat_parts(call.messages)
+        far = served.far_codec
+        parts = far.chat_parts(call.messages) if prompt is None else far.text_parts(prompt.text)
         ids = compact(served.card.vocab_size)
         # Others' texts have their turn on that thread between two parts.
         while part := await loop.run_in_executor(self._executor, _next_part, parts, ids):
@@ -219,6 +244,13 @@ def _next_part(parts: Iterator[list[int]], kind: "array[int]") -> "array[int] | 
         if part:
             return array(kind.typecode, part)
     return None
+
+
+def check_known(prompt: Prompt, card: ModelCard) -> None:
+    """Raise `InvalidRequest` for a token that the model does not have."""
+    if prompt.highest >= card.vocab_size:
+        text = f"'prompt': expected token ids below {card.vocab_size}, saw {prompt.highest}"
+        raise InvalidRequest(text, param="prompt")
 
 
 def _count(codec: TextCodec, text: str) -> int:
@@ -242,12 +274,14 @@ def room(
     if asked is None:
         if left >= 1:
             return min(left, default_tokens)
-        wanted = f"the messages alone have {prompt_tokens}"
+        alone = "the prompt alone has" if param == "prompt" else "the messages alone have"
+        wanted = f"{alone} {prompt_tokens}"
     elif asked <= left:
         return asked
     else:
         total = prompt_tokens + asked
-        wanted = f"{total} were asked for: {prompt_tokens} in the messages, {asked} to generate"
+        where = "prompt" if param == "prompt" else "messages"
+        wanted = f"{total} were asked for: {prompt_tokens} in the {where}, {asked} to generate"
     raise ContextOverflow(
         f"this model's context holds {context_tokens} tokens, but {wanted}", param=param
     )

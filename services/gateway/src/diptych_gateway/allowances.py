@@ -8,6 +8,7 @@ exchanged: what is held may still be spent, and the rest is told 503, as every r
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from diptych_bus.port import Bus
@@ -135,6 +136,16 @@ class Allowances:
             due = await self._next_due()
             for start in range(0, len(due), _AT_ONCE):
                 await asyncio.gather(*map(self._bring_back, due[start : start + _AT_ONCE]))
+
+    async def give_back(self, timeout_s: float) -> None:
+        """Bring back all that is held: this gateway leaves. What is not done in time is lost."""
+        held = [name for name, share in self._shares.items() if not share.idle]
+        for name in held:
+            self._shares[name].retire()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for name in held:
+                    await self._bring_back(name)
 
     async def _next_due(self) -> list[str]:
         try:

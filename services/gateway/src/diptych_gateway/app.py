@@ -15,6 +15,7 @@ from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
 from diptych_gateway.chat_socket import ChatSocket
+from diptych_gateway.completions import Completions
 from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
@@ -99,6 +100,12 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     )
     generating = Generating(
         chat=ChatCompletions(
+            admission=admission,
+            generations=generations,
+            intake=intake,
+            resumption=chat_resumption,
+        ),
+        completions=Completions(
             admission=admission,
             generations=generations,
             intake=intake,

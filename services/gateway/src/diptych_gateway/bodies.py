@@ -80,11 +80,11 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: msgspec.Raw = ABSENT
     # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
     store: msgspec.Raw = ABSENT
-    logprobs: msgspec.Raw = ABSENT
-    top_logprobs: msgspec.Raw = ABSENT
-    logit_bias: msgspec.Raw = ABSENT
     response_format: msgspec.Raw = ABSENT
     tools: msgspec.Raw = ABSENT
     tool_choice: msgspec.Raw = ABSENT

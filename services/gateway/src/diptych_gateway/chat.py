@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: from bytes to a stored request, and its answer back."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -8,10 +9,11 @@ from starlette.types import Receive, Scope, Send
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.requests import Request
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading, completion
+from diptych_gateway.answers import ChunkWriter, Heading, choice, completion, total_usage, usage
 from diptych_gateway.bodies import decode
 from diptych_gateway.chat_resuming import ChatResumption, wanted_by_event_id
 from diptych_gateway.checking import ChatCall, check
+from diptych_gateway.choices import Choices, ChoicesDelivery, deliver_whole_choices
 from diptych_gateway.class_checks import likely_class
 from diptych_gateway.delivering import (
     EventStream,
@@ -21,12 +23,14 @@ from diptych_gateway.delivering import (
     send_json,
 )
 from diptych_gateway.errors import from_error
-from diptych_gateway.generating import Accepted, Generations, arrival, watched
+from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, watched
 from diptych_gateway.intake import Intake
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
+from diptych_gateway.siblings import siblings
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
+from diptych_text.codec import TextCodec
 
 log = logger(__name__)
 
@@ -56,6 +60,9 @@ class ChatCompletions:
                 call = await self.intake.judged(len(body), partial(_judge, body, scope))
                 del body
                 came = arrival(scope, arrived_s=arrived_s)
+                if call.choices > 1:
+                    await self._several(call, came, receive, send)
+                    return
                 async with self.generations.accepted(call, came, answer_id) as accepted:
                     call = replace(call, messages=[])  # while the answer lasts nobody needs them
                     async with watched(accepted.stream, receive):
@@ -64,6 +71,19 @@ class ChatCompletions:
             log.info("client_left_early", request_id=scope["state"]["request_id"])
         except DiptychError as err:
             await send_error(send, from_error(err))
+
+    async def _several(self, call: ChatCall, came: Arrival, receive: Receive, send: Send) -> None:
+        """Answer with several choices; each takes a place."""
+        with ExitStack() as places:
+            for _ in range(call.choices - 1):
+                place = admitted(self.admission, self.generations.now_s, call.priority_class)
+                places.enter_context(place)
+            calls = await siblings(call, self.generations.acceptance)
+            call = replace(call, messages=[])
+            async with self.generations.all_accepted(calls, came, answer_id) as accepted:
+                choices = Choices([one.stream for one in accepted])
+                async with watched(choices, receive):
+                    await _deliver_choices(accepted, choices, call, send)
 
 
 def _judge(body: bytes, scope: Scope) -> ChatCall:
@@ -74,13 +94,39 @@ async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:
     stream = accepted.stream
     if call.stream:
         await deliver(stream, chunk_writer(accepted, call), EventStream(send))
-    elif (text := await deliver_whole(stream)) is not None:
-        await send_json(send, 200, completion(_heading(accepted), stream, text=text))
+    elif (pieces := await deliver_whole(stream)) is not None:
+        made = choice(stream, pieces, codec=speller(accepted))
+        await send_json(send, 200, completion(_heading(accepted), [made], usage(stream)))
+
+
+async def _deliver_choices(
+    accepted: list[Accepted], choices: Choices, call: ChatCall, send: Send
+) -> None:
+    heading, codec = _heading(accepted[0]), speller(accepted[0])
+    if call.stream:
+        writers = [
+            ChunkWriter(heading, include_usage=call.include_usage, choice=number, codec=codec)
+            for number in range(len(accepted))
+        ]
+        await ChoicesDelivery(choices, writers).run(EventStream(send), total_usage)
+    elif (pieces := await deliver_whole_choices(choices)) is not None:
+        made = [
+            choice(stream, found, codec=codec, index=number)
+            for number, (stream, found) in enumerate(zip(choices.streams, pieces, strict=True))
+        ]
+        await send_json(send, 200, completion(heading, made, total_usage(choices.streams)))
+
+
+def speller(accepted: Accepted) -> TextCodec | None:
+    """What spells an answer's logprobs, if they were asked for."""
+    asked = accepted.request.sampling.top_logprobs is not None
+    return accepted.served.codec if asked else None
 
 
 def chunk_writer(accepted: Accepted, call: ChatCall) -> ChunkWriter:
     """What makes the events of a streamed answer."""
-    return ChunkWriter(_heading(accepted), include_usage=call.include_usage)
+    codec = speller(accepted)
+    return ChunkWriter(_heading(accepted), include_usage=call.include_usage, codec=codec)
 
 
 def _heading(accepted: Accepted) -> Heading:

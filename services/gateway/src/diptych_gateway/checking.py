@@ -1,15 +1,19 @@
 """From a body's types to a request's meaning: every value is judged here, none is ignored."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Forced, Mode, PriorityClass
 from diptych_contracts.sampling import Sampling
 from diptych_gateway.bodies import ChatBody, CommonBody, StreamOptions, decode_metadata
 from diptych_gateway.class_checks import priority_class
-from diptych_gateway.harmless import HARMLESS, one_of, only, shown, unsupported
+from diptych_gateway.harmless import HARMLESS, one_of, only, shown
 from diptych_gateway.message_checks import conversation
 from diptych_gateway.number_checks import check_numbers, sampling
+from diptych_gateway.token_checks import check_choices, logit_bias, top_logprobs
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -17,6 +21,16 @@ MAX_METADATA = 16
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 _METADATA_BYTES = 64 * 1024
 """More than the longest metadata, every character escaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model goes on from: text, or token ids."""
+
+    text: str = ""
+    ids: Sequence[int] | None = None
+    highest: int = 0
+    """Of `ids`; none is negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +41,10 @@ class Call:
     messages: list[dict[str, str]]
     messages_param: str = "messages"
     """What the client calls them."""
+    prompt: Prompt | None = None
+    """Instead of messages."""
+    choices: int = 1
+    """How many answers."""
     sampling: Sampling
     seeded: bool
     stop: tuple[str, ...] = ()
@@ -40,6 +58,8 @@ class Call:
     @property
     def text_chars(self) -> int:
         """How much text there is to tokenize."""
+        if self.prompt is not None:
+            return len(self.prompt.text)
         return sum(len(message["content"]) for message in self.messages)
 
 
@@ -58,28 +78,32 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
         InvalidRequest: names the parameter, and says what was expected and seen.
     """
     check_numbers(body)
+    check_choices(body.n or 1, resume=resume)
     _harmless(body)
     no_events(body)
     metadata(body)
     return ChatCall(
         model=body.model,
         messages=conversation(body.messages),
-        sampling=sampling(body),
+        choices=body.n or 1,
+        sampling=msgspec.structs.replace(
+            sampling(body),
+            logit_bias=logit_bias(body.logit_bias),
+            top_logprobs=top_logprobs(body.logprobs, body.top_logprobs),
+        ),
         seeded=body.seed is not None,
-        stop=_stop(body.stop),
+        stop=stop_strings(body.stop),
         ignore_eos=bool(body.ignore_eos),
         max_tokens=_max_tokens(body),
         forced=forced(body),
         priority_class=priority_class(body),
         resume=resume,
         stream=bool(body.stream),
-        include_usage=_include_usage(body),
+        include_usage=include_usage(body),
     )
 
 
 def _harmless(body: ChatBody) -> None:
-    if body.n not in (None, 1):
-        raise unsupported("n", body.n, (1,))
     for name, allowed in HARMLESS.items():
         only(name, getattr(body, name), allowed)
 
@@ -112,7 +136,8 @@ def metadata(body: CommonBody) -> dict[str, str]:
     return found
 
 
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """What ends an answer. Raises `InvalidRequest`."""
     strings = [stop] if isinstance(stop, str) else stop or []
     if len(strings) > MAX_STOPS:
         raise InvalidRequest(
@@ -160,7 +185,8 @@ def no_events(body: CommonBody) -> None:
         only("diptych.events", body.diptych.events, (False,))
 
 
-def _include_usage(body: ChatBody) -> bool:
+def include_usage(body: CommonBody) -> bool:
+    """Whether a stream ends with its usage. Raises `InvalidRequest` if there is no stream."""
     options: StreamOptions | None = body.stream_options
     if options is None:
         return False

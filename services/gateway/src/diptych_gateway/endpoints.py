@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
-from diptych_gateway.answers import Chunk, Completion
+from diptych_gateway.answers import Choice, Chunk, ChunkChoice, Completion
 from diptych_gateway.bodies import ChatBody
+from diptych_gateway.completion_answers import TextChoice
+from diptych_gateway.completion_checks import CompletionBody
 from diptych_gateway.input_items import ItemList
 from diptych_gateway.objects import Health, ModelList, ModelObject
 from diptych_gateway.response_bodies import ResponseBody
@@ -35,6 +37,18 @@ GENERATING = (*OF_MODEL, 409, 504)
 """Another request has the idempotency key, or a deadline passed."""
 OF_STORED = (404, 410)
 """There is none of that id, or a part of it has expired."""
+
+
+class ChatCompletion(Completion):
+    choices: list[Choice]
+
+
+class ChatCompletionChunk(Chunk):
+    choices: list[ChunkChoice]
+
+
+class TextCompletion(Completion):
+    choices: list[TextChoice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +111,15 @@ _RESPONSE = "/v1/responses/{response_id}"
 ENDPOINTS = (
     Endpoint(method="POST", path="/v1/chat/completions", tag=CHAT,
              says="Answer a conversation, whole or (`stream`) token by token.",
-             body=ChatBody, answer=Completion, events=Chunk, refusals=(*_NEW, 410), socket=True),
+             body=ChatBody, answer=ChatCompletion, events=ChatCompletionChunk,
+             refusals=(*_NEW, 410), socket=True),
+    Endpoint(method="POST", path="/v1/completions", tag=TEXT,
+             says="Continue a text or token ids, or several of them.",
+             body=CompletionBody, answer=TextCompletion, events=TextCompletion,
+             refusals=(*_NEW, 410)),
     Endpoint(method="GET", path="/v1/chat/completions/{completion_id}", tag=CHAT,
              says="Take up an answer again that was asked with `x-diptych-resume: 1`.",
-             answer=Completion, events=Chunk, refusals=(*_ONE, 504),
+             answer=ChatCompletion, events=ChatCompletionChunk, refusals=(*_ONE, 504),
              query=(_STREAM,
                     Query("starting_after", {**_AFTER, "minimum": -1}, "The last index seen."),
                     Query("include_usage", _FLAG, "Say the usage at the end of the stream."))),

@@ -1,9 +1,10 @@
 """What every generating route goes through: a stored request, its answer, the books."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
@@ -11,7 +12,7 @@ from opentelemetry.trace import SpanKind
 from starlette.types import Receive, Scope
 
 from diptych_contracts.errors import StoreFull, Transient
-from diptych_contracts.ids import RequestId
+from diptych_contracts.ids import RequestId, sibling
 from diptych_contracts.requests import PriorityClass, Request
 from diptych_gateway import metrics, spans
 from diptych_gateway.accepting import Acceptance, Identity
@@ -108,7 +109,13 @@ class Generations:
                 spans.describe_request(span, request, call)
                 if self.settings.record_prompts:
                     spans.describe_prompt(span, call)
-                stream = self.stream(request, served.codec, arrival, stop=request.stopping.stop)
+                stream = self.stream(
+                    request,
+                    served.codec,
+                    arrival,
+                    stop=request.stopping.stop,
+                    logprobs=request.sampling.top_logprobs is not None,
+                )
                 taking = await self.allowances.take(caller, _most_tokens(request))
                 if taking is not None:
                     held.callback(self._settle, taking, stream)
@@ -129,11 +136,33 @@ class Generations:
                     spans.describe_answer(span, stream, answer_id)
                     self._account(stream)
 
+    @asynccontextmanager
+    async def all_accepted(
+        self, calls: Sequence[Call], arrival: Arrival, prepare: Prepare
+    ) -> AsyncIterator[list[Accepted]]:
+        """The requests of several calls of one client, all stored or none.
+
+        The first has the arrival's id, the others' follow from it. Raises what `accepted` raises.
+        """
+        async with AsyncExitStack() as held:
+            found: list[Accepted] = []
+            for number, call in enumerate(calls):
+                request_id = sibling(arrival.request_id, number)
+                came = replace(arrival, request_id=request_id)
+                found.append(await held.enter_async_context(self.accepted(call, came, prepare)))
+            yield found
+
     def stream(
-        self, request: Asked, codec: TextCodec, arrival: Arrival, *, stop: tuple[str, ...] = ()
+        self,
+        request: Asked,
+        codec: TextCodec,
+        arrival: Arrival,
+        *,
+        stop: tuple[str, ...] = (),
+        logprobs: bool = False,
     ) -> AnswerStream:
-        """The way out of an answer to `request`."""
-        return AnswerStream(
+        """The way out of an answer to `request`, told with its logprobs or without."""
+        stream = AnswerStream(
             request,
             text=AnswerText(codec, stop),
             patience=Patience(self._limits(request.priority_class)),
@@ -141,6 +170,9 @@ class Generations:
             metrics=metrics.of_model(request.model),
             abort=arrival.abort,
         )
+        if logprobs:
+            stream.tell_logprobs(codec)
+        return stream
 
     async def _store(
         self, request: Request, served: ServedModel, stream: AnswerStream, prompt: bytes
@@ -201,8 +233,20 @@ def _most_tokens(request: Request) -> int:
     return request.prompt_tokens + request.stopping.max_tokens
 
 
+class Reading(Protocol):
+    """What a client reads: an answer, or several."""
+
+    def leave(self) -> None:
+        """The client is gone."""
+        ...
+
+    def keep_alive(self) -> None:
+        """Send a sign of life."""
+        ...
+
+
 @asynccontextmanager
-async def watched(stream: AnswerStream, receive: Receive) -> AsyncIterator[None]:
+async def watched(stream: Reading, receive: Receive) -> AsyncIterator[None]:
     """Tell `stream` when its HTTP client leaves.
 
     One that sends no more may be there or not: news of it that is no disconnect asks for a sign of

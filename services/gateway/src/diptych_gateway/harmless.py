@@ -15,9 +15,6 @@ _HARMLESS_BYTES = 1024
 """More than any of the harmless values, with generous spaces."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),

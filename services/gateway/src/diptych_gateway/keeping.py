@@ -14,8 +14,9 @@ from diptych_contracts.ids import RequestId
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer
 from diptych_gateway.allowances import Taking
-from diptych_gateway.archive import Archive, deltas
+from diptych_gateway.archive import Archive
 from diptych_gateway.records import Records
+from diptych_gateway.stored_answers import stored_answer
 from diptych_policy.attendance import Attendance, grace_s
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_telemetry import logger
@@ -42,18 +43,12 @@ class _Kept:
     """What it took of its caller's limits, once its first reader has left."""
 
     def __post_init__(self) -> None:
-        self.view = RequestView(self.request.request_id)
+        told = self.request.sampling.top_logprobs is not None
+        self.view = RequestView(self.request.request_id, logprobs=[] if told else None)
 
     def answer(self, ended_unix_s: int) -> StoredAnswer:
-        assert self.view.end is not None
-        ids = self.view.token_ids
         text = AnswerText(self.codec, self.request.stopping.stop)
-        return StoredAnswer(
-            deltas=tuple(deltas(text, ids)),
-            tokens=len(ids),
-            end=self.view.end,
-            ended_unix_s=ended_unix_s,
-        )
+        return stored_answer(self.view, text, self.codec, ended_unix_s=ended_unix_s)
 
 
 class Keeper:

@@ -1,5 +1,7 @@
 """The body of `POST /v1/responses` and the frame `response.create`, as clients write them."""
 
+from typing import Annotated
+
 import msgspec
 
 from diptych_gateway.bodies import ABSENT, CommonBody, ContentPart, decode_as
@@ -36,7 +38,7 @@ class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     text: msgspec.Raw = ABSENT
     reasoning: msgspec.Raw = ABSENT
     truncation: msgspec.Raw = ABSENT
-    top_logprobs: msgspec.Raw = ABSENT
+    top_logprobs: int | None = None
     include: msgspec.Raw = ABSENT
     conversation: msgspec.Raw = ABSENT
     prompt: msgspec.Raw = ABSENT
@@ -62,6 +64,7 @@ _body_decoder = msgspec.json.Decoder(ResponseBody)
 _create_decoder = msgspec.json.Decoder(CreateFrame)
 _frame_decoder = msgspec.json.Decoder(FrameKind)
 _text_decoder = msgspec.json.Decoder(str)
+_include_decoder = msgspec.json.Decoder(Annotated[list[str], msgspec.Meta(max_length=16)] | None)
 _kind_decoder = msgspec.json.Decoder(InputKind)
 _message_decoder = msgspec.json.Decoder(InputMessage)
 
@@ -84,6 +87,11 @@ def decode_frame_kind(data: str) -> FrameKind:
 def decode_text(data: msgspec.Raw, *, at: str) -> str:
     """`data` as a string."""
     return decode_as(_text_decoder, data, at=at)
+
+
+def decode_include(data: msgspec.Raw, *, at: str) -> list[str]:
+    """`data` as the names of what is to be included."""
+    return decode_as(_include_decoder, data, at=at) or []
 
 
 def decode_kind(item: msgspec.Raw, *, at: str) -> str:

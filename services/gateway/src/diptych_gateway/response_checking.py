@@ -20,6 +20,7 @@ from diptych_gateway.response_bodies import (
     CreateFrame,
     InputMessage,
     ResponseBody,
+    decode_include,
     decode_kind,
     decode_message,
 )
@@ -39,16 +40,14 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     ),
     "reasoning": ({}, {"effort": None}, {"effort": "none"}),
     "truncation": ("disabled",),
-    "top_logprobs": (0,),
-    "include": ([], ["reasoning.encrypted_content"]),
     "conversation": (),
     "prompt": (),
     "context_management": ([],),
 }
-"""What these may say while they are not supported: nothing that changes an answer.
-
-`reasoning.encrypted_content` asks for something beside reasoning, of which there is none.
-"""
+"""What these may say while they are not supported: nothing that changes an answer."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""The latter asks for something beside reasoning, of which there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +112,7 @@ def checked(body: ResponseBody, *, resume: bool) -> ResponseCall:
         only(name, getattr(body, name), allowed)
     if body.stream_options is not None:
         only("stream_options.include_usage", body.stream_options.include_usage, (False,))
+    top_logprobs = included_logprobs(body)
     store, background = body.store is not False, bool(body.background)
     if background and not store:
         raise InvalidRequest(
@@ -122,7 +122,7 @@ def checked(body: ResponseBody, *, resume: bool) -> ResponseCall:
         body=_light(body),
         input=_input(body.input),
         metadata=metadata(body),
-        sampling=sampling(body),
+        sampling=msgspec.structs.replace(sampling(body), top_logprobs=top_logprobs),
         forced=forced(body),
         priority_class=priority_class(body),
         store=store,
@@ -141,10 +141,26 @@ def check_frame(frame: CreateFrame, *, resume: bool = False) -> ResponseCall:
     return replace(call, events=frame.diptych is not None and bool(frame.diptych.events))
 
 
+def included_logprobs(body: ResponseBody) -> int | None:
+    """How many likely tokens are told beside each chosen one; None: nothing is told.
+
+    `top_logprobs` alone asks for them, as `include` alone does for those of the chosen.
+
+    Raises:
+        InvalidRequest: something else is to be included.
+    """
+    wanted = decode_include(body.include, at="include")
+    for one in wanted:
+        if one not in INCLUDED:
+            raise unsupported("include", one, INCLUDED)
+    told = LOGPROBS in wanted or bool(body.top_logprobs)
+    return body.top_logprobs or 0 if told else None
+
+
 def _light(body: ResponseBody) -> ResponseBody:
     """`body` without what has been read: that would hold its bytes as long as the answer lasts."""
     return msgspec.structs.replace(
-        body, input="", metadata=ABSENT, **dict.fromkeys(HARMLESS, ABSENT)
+        body, input="", metadata=ABSENT, include=ABSENT, **dict.fromkeys(HARMLESS, ABSENT)
     )
 
 

@@ -12,6 +12,7 @@ at any of them. An item that was added is always done, however the response ende
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -75,7 +76,7 @@ class _TextDone(_Event, kw_only=True, omit_defaults=True):
     output_index: int
     content_index: int
     text: str
-    logprobs: tuple[Any, ...]
+    logprobs: msgspec.Raw
 
 
 class ResponseEvents:
@@ -95,14 +96,20 @@ class ResponseEvents:
         self._after = after
         self._next = 0
         self._deltas: list[str] = []
+        self._logprobs: list[bytes] = []
         self._item = item_id(stored)
         at = {"type": _DELTA, "item_id": self._item, "output_index": 0, "content_index": 0}
-        self._delta_head = _encode({**at, "logprobs": [], **self._lane})[:-1]
+        self._delta_head = _encode({**at, **self._lane})[:-1]
 
     @property
     def deltas(self) -> tuple[str, ...]:
         """The text so far."""
         return tuple(self._deltas)
+
+    @property
+    def logprobs(self) -> tuple[bytes, ...]:
+        """Those of each of `deltas`, if they were asked for."""
+        return tuple(self._logprobs)
 
     @property
     def last_number(self) -> int:
@@ -117,14 +124,17 @@ class ResponseEvents:
             *self._make(_ResponseEvent, "response.in_progress", response=response),
         ]
 
-    def delta(self, text: str) -> list[Event]:
-        """Text that one token made showable."""
+    def delta(self, text: str, logprobs: bytes = b"") -> list[Event]:
+        """Text that one token made showable, and the logprobs of its tokens as JSON, if asked."""
         opening = [] if self._deltas else self._open()
         self._deltas.append(text)
+        if logprobs:
+            self._logprobs.append(logprobs)
         number = self._count()
         if number <= self._after:
             return opening
-        data = b'%b,"sequence_number":%d,"delta":%b}' % (self._delta_head, number, _encode(text))
+        told = (self._delta_head, logprobs or b"[]", number, _encode(text))
+        data = b'%b,"logprobs":%b,"sequence_number":%d,"delta":%b}' % told
         return [*opening, Event(number, _DELTA, data)]
 
     def finish(self, answer: StoredAnswer) -> list[Event]:
@@ -151,7 +161,9 @@ class ResponseEvents:
         item = message(self._stored, answer)
         (part,) = item.content
         at = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        done = self._make(_TextDone, "response.output_text.done", text=part.text, logprobs=(), **at)
+        done = self._make(
+            _TextDone, "response.output_text.done", text=part.text, logprobs=part.logprobs, **at
+        )
         return [
             *done,
             *self._make(_PartEvent, "response.content_part.done", part=part, **at),
@@ -176,6 +188,6 @@ def replayed(
     """All events of a response that has ended, as they were made when it ran."""
     events = ResponseEvents(stored, after=after)
     yield events.start()
-    for text in answer.deltas:
-        yield events.delta(text)
+    for text, logprobs in zip(answer.deltas, answer.logprobs or repeat(b""), strict=False):
+        yield events.delta(text, logprobs)
     yield events.finish(answer)

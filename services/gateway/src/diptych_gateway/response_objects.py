@@ -7,6 +7,7 @@ import msgspec
 from diptych_contracts.journal import End, EndReason, Report
 from diptych_contracts.responses import StoredAnswer, StoredResponse
 from diptych_gateway.answers import Joules
+from diptych_gateway.logprob_objects import joined
 
 Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
 
@@ -19,13 +20,14 @@ _STATUS: dict[EndReason, Status] = {
 }
 _INCOMPLETE = {EndReason.LENGTH: "max_output_tokens", EndReason.CANCELLED: "cancelled"}
 _ERROR_CODES = {EndReason.EXPIRED: "expired", EndReason.FAILED: "server_error"}
+NO_LOGPROBS = msgspec.Raw(b"[]")
 
 
 class OutputText(msgspec.Struct, kw_only=True):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+    logprobs: msgspec.Raw = NO_LOGPROBS
 
 
 class OutputMessage(msgspec.Struct, kw_only=True):
@@ -169,7 +171,7 @@ def message(stored: StoredResponse, answer: StoredAnswer) -> OutputMessage:
     return OutputMessage(
         id=item_id(stored),
         status="completed" if answer.end.reason is EndReason.STOP else "incomplete",
-        content=(OutputText(text="".join(answer.deltas)),),
+        content=(OutputText(text="".join(answer.deltas), logprobs=joined(answer.logprobs)),),
     )
 
 
@@ -220,6 +222,7 @@ def _object(stored: StoredResponse, *, status: Status, **ending: Any) -> Respons
         top_p=stored.sampling.top_p,
         presence_penalty=stored.sampling.presence_penalty,
         frequency_penalty=stored.sampling.frequency_penalty,
+        top_logprobs=stored.sampling.top_logprobs or 0,
         metadata=dict(stored.metadata),
         safety_identifier=stored.safety_identifier,
         prompt_cache_key=stored.prompt_cache_key,

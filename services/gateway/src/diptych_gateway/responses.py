@@ -164,8 +164,8 @@ class Responses:
 
     async def _settle(self, turn: Turn) -> None:
         while not turn.stream.over:
-            for _, text, _ in turn.stream.texts():
-                turn.events.delta(text)
+            for piece in turn.stream.texts():
+                turn.delta(piece)
             await asyncio.sleep(0)  # a long answer must not keep the loop to itself
         await self.turns.settle(turn)
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from diptych_gateway import docs_page, openapi
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_socket import ChatSocket
+from diptych_gateway.completions import Completions
 from diptych_gateway.endpoints import ENDPOINTS
 from diptych_gateway.envelope import Envelope
 from diptych_gateway.identity import Identity, Told
@@ -31,6 +32,7 @@ from diptych_telemetry import metrics
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
 ONE_CHAT = f"{CHAT_COMPLETIONS}/{{completion_id}}"
+COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
 ONE_RESPONSE = f"{RESPONSES}/{{response_id}}"
@@ -47,6 +49,7 @@ class Generating:
     """The routes that generate."""
 
     chat: ChatCompletions
+    completions: Completions
     responses: Responses
     socket: ResponsesSocket
     chat_socket: ChatSocket
@@ -108,6 +111,7 @@ def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[
         [
             Route(CHAT_COMPLETIONS, generating.chat, methods=["POST"]),
             WebSocketRoute(CHAT_COMPLETIONS, generating.chat_socket),
+            Route(COMPLETIONS, generating.completions, methods=["POST"]),
             Route(ONE_CHAT, Answering(generating.chat.resumption.retrieve), methods=["GET"]),
             Route(RESPONSES, Answering(responses.create), methods=["POST"]),
             WebSocketRoute(RESPONSES, generating.socket),

@@ -5,7 +5,7 @@ bodies have, and unions of objects that are only ever written.
 """
 
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
@@ -73,7 +73,7 @@ def _composed(kind: Any, found: dict[str, tuple[type, Schema]]) -> Schema:
         return some[0] if len(some) == 1 else {"anyOf": some}
     if origin is dict:
         return {"type": "object", "additionalProperties": _of(args[1], found)}
-    if origin is list or args[1:] == (...,):
+    if origin in (list, Sequence) or args[1:] == (...,):
         return {"type": "array", "items": _of(args[0], found)}
     if origin is tuple:
         items = [_of(arg, found) for arg in args if arg != ()]

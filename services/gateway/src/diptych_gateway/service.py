@@ -86,7 +86,9 @@ class Gateway:
             self.server.stop()
             await server
             await asyncio.gather(
-                self.records.settled(_LAST_WORDS_S), self.archive.settled(_LAST_WORDS_S)
+                self.records.settled(_LAST_WORDS_S),
+                self.archive.settled(_LAST_WORDS_S),
+                self.allowances.give_back(_LAST_WORDS_S),
             )
             for task in others:
                 task.cancel()

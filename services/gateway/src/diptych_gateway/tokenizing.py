@@ -125,7 +125,7 @@ def _parts(asked: Asked, codec: TextCodec) -> Iterator[list[int]]:
 
 
 def _tokens(ids: Sequence[int], codec: TextCodec, *, most: int, strings: bool) -> bytes:
-    names = [codec.token_name(token) for token in ids] if strings else None
+    names = [codec.control_text(token) for token in ids] if strings else None
     answer = Tokens(count=len(ids), max_model_len=most, tokens=list(ids), token_strs=names)
     return msgspec.json.encode(answer)
 

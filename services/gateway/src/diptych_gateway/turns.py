@@ -12,18 +12,21 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
 from diptych_gateway.accepting import room
-from diptych_gateway.archive import Archive, deltas
+from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.logprob_objects import logprobs_json
 from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
 from diptych_gateway.response_checking import ResponseCall
-from diptych_gateway.response_events import ResponseEvents
+from diptych_gateway.response_events import Event, ResponseEvents
 from diptych_gateway.response_objects import has_item
 from diptych_gateway.resuming import Resumption
-from diptych_gateway.streams import AnswerStream
+from diptych_gateway.stored_answers import stored_answer
+from diptych_gateway.streams import AnswerStream, Shown
 from diptych_telemetry import logger
 from diptych_text.answer import AnswerText
+from diptych_text.codec import TextCodec
 from diptych_text.metering import MAX_CHARS
 
 MAX_TURNS = 512
@@ -65,7 +68,15 @@ class Turn:
     asked: Past | None = None
     """All messages before its answer, instructions apart; None: too long to be kept at hand, but
     the archive has them."""
+    codec: TextCodec | None = None
+    """Spells its logprobs, if they were asked for."""
     _ended_unix_s: int | None = field(default=None, init=False)
+
+    def delta(self, piece: Shown) -> list[Event]:
+        """The events of a piece of the answer."""
+        if self.codec is None:
+            return self.events.delta(piece.text)
+        return self.events.delta(piece.text, logprobs_json(self.codec, piece.logprobs))
 
     def answer(self) -> StoredAnswer:
         """What it came to; there must be an end, and all text made into events."""
@@ -75,6 +86,7 @@ class Turn:
             self._ended_unix_s = int(time())
         return StoredAnswer(
             deltas=self.events.deltas,
+            logprobs=self.events.logprobs,
             tokens=self.stream.tokens,
             end=end,
             ended_unix_s=self._ended_unix_s,
@@ -127,7 +139,13 @@ class Turns:
                 (stored,) = made
                 events = ResponseEvents(stored, stream_id=stream_id)
                 made.clear()
-                turn = Turn(stored, accepted.stream, events, asked if at_hand else None)
+                turn = Turn(
+                    stored,
+                    accepted.stream,
+                    events,
+                    asked if at_hand else None,
+                    speller(stored, accepted.served),
+                )
                 # While the answer lasts nobody needs the messages, megabytes perhaps.
                 call, past = replace(call, input=()), Past(())
                 del asked, generation
@@ -153,9 +171,11 @@ class Turns:
             Transient: the bus is away, or nobody serves its model at the moment.
         """
         served = self.models.get(stored.model)
-        stream = self.generations.stream(stored, served.codec, arrival)
+        codec = speller(stored, served)
+        stream = self.generations.stream(stored, served.codec, arrival, logprobs=codec is not None)
         async with self.resumption.reading(stream, stored):
-            yield Turn(stored, stream, ResponseEvents(stored, after=after))
+            events = ResponseEvents(stored, after=after)
+            yield Turn(stored, stream, events, codec=codec)
 
     @asynccontextmanager
     async def warming(
@@ -209,14 +229,8 @@ class Turns:
         found = await self.resumption.end_of(stored)
         if found is None:
             return stored
-        ids, end = found
         codec = self.models.get(stored.model).codec
-        answer = StoredAnswer(
-            deltas=tuple(deltas(AnswerText(codec), ids)),
-            tokens=len(ids),
-            end=end,
-            ended_unix_s=int(time()),
-        )
+        answer = stored_answer(found, AnswerText(codec), codec, ended_unix_s=int(time()))
         self.archive.finish_soon(stored.request_id, lambda: answer)
         return msgspec.structs.replace(stored, answer=answer)
 
@@ -296,6 +310,11 @@ class Turns:
             await self.archive.delete(stored)
         except Transient as err:  # it expires by itself
             log.warning("response_left_over", request_id=stored.request_id, error=str(err))
+
+
+def speller(stored: StoredResponse, served: ServedModel) -> TextCodec | None:
+    """What spells a response's logprobs, if they were asked for."""
+    return None if stored.sampling.top_logprobs is None else served.codec
 
 
 def said(answer: StoredAnswer | None) -> History:
