@@ -69,7 +69,8 @@ def _composed(kind: Any, found: dict[str, tuple[type, Schema]]) -> Schema:
     if origin is Literal:
         return {"enum": list(args)}
     if origin in (Union, types.UnionType):
-        some = [_of(arg, found) for arg in args if arg is not msgspec.UnsetType]
+        # Raw JSON beside a type is that type, written ahead of time.
+        some = [_of(arg, found) for arg in args if arg not in (msgspec.UnsetType, msgspec.Raw)]
         return some[0] if len(some) == 1 else {"anyOf": some}
     if origin is dict:
         return {"type": "object", "additionalProperties": _of(args[1], found)}
