@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import httpx
+import msgspec
 import openresponses_types
 import pytest
 import uvloop
@@ -248,13 +249,17 @@ async def another_gateway(
 
 @asynccontextmanager
 async def running(
-    script: Script, *, context_tokens: int = CONTEXT_TOKENS, **settings: Any
+    script: Script,
+    *,
+    context_tokens: int = CONTEXT_TOKENS,
+    card: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Stack]:
     broker = MemoryBroker()
     rng = Random(7)
-    card = tiny_card(context_tokens=context_tokens)
+    made = msgspec.structs.replace(tiny_card(context_tokens=context_tokens), **(card or {}))
     member = Member(service="gateway", incarnation=GATEWAY, bus=broker.connect("gateway"), rng=rng)
-    fleet = Fleet(broker.connect("fleet"), card, TextCodec.from_card(card), script)
+    fleet = Fleet(broker.connect("fleet"), made, TextCodec.from_card(made), script)
     await fleet.register()
     with ThreadPoolExecutor(1) as executor:
         gateway = assemble(member, GatewaySettings(port=0, **settings), executor)
@@ -293,6 +298,14 @@ EVENT_TYPES = {
         "response.output_text.delta": "ResponseOutputTextDeltaStreamingEvent",
         "response.output_text.done": "ResponseOutputTextDoneStreamingEvent",
         "response.content_part.done": "ResponseContentPartDoneStreamingEvent",
+        "response.reasoning.delta": "ResponseReasoningDeltaStreamingEvent",
+        "response.reasoning.done": "ResponseReasoningDoneStreamingEvent",
+        "response.function_call_arguments.delta": (
+            "ResponseFunctionCallArgumentsDeltaStreamingEvent"
+        ),
+        "response.function_call_arguments.done": (
+            "ResponseFunctionCallArgumentsDoneStreamingEvent"
+        ),
         "response.output_item.done": "ResponseOutputItemDoneStreamingEvent",
         "response.completed": "ResponseCompletedStreamingEvent",
         "response.incomplete": "ResponseIncompleteStreamingEvent",
@@ -315,7 +328,7 @@ def check_conformity(data: Any) -> None:
     parsed = (kind or openresponses_types.ResponseResource).model_validate_json(
         json.dumps(data), strict=True
     )
-    assert set(unknown(data, parsed.model_dump(mode="json"))) <= OURS
+    assert set(unknown(data, parsed.model_dump(mode="json", by_alias=True))) <= OURS
 
 
 def unknown(data: Any, known: Any, at: str = "") -> Any:

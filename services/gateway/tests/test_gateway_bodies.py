@@ -21,6 +21,7 @@ def said(content: Any, **more: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content, **more}]
 
 
+MISSING = "missing_required_parameter"
 BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"model": 7}, "model", "invalid_type"),
     ({"model": ""}, "model", ""),
@@ -35,7 +36,8 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": ["Hi"]}, "messages[0]", "invalid_type"),
     ({"messages": [{"content": "Hi"}]}, "messages[0].role", "missing_required_parameter"),
     ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages[0].role", ""),
-    ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].role", ""),
+    ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].tool_call_id", MISSING),
+    ({"messages": [{"role": "function", "content": "Hi"}]}, "messages[0].role", ""),
     ({"messages": [{"role": "user"}]}, "messages[0].content", ""),
     ({"messages": said(None)}, "messages[0].content", ""),
     ({"messages": said(3)}, "messages[0].content", "invalid_type"),
@@ -49,8 +51,8 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": said("Hi", mood="good")}, "messages[0].mood", "unknown_parameter"),
     (
         {"messages": said("Hi", tool_calls=[{"id": "x"}])},
-        "messages[0].tool_calls",
-        "unsupported_parameter",
+        "messages[0].tool_calls[0].function",
+        MISSING,
     ),
     ({"temperature": "hot"}, "temperature", "invalid_type"),
     ({"temperature": True}, "temperature", "invalid_type"),
@@ -95,12 +97,12 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"9" * 60: 1}}, "logit_bias", ""),
     ({"logit_bias": {str(n): 1 for n in range(1025)}}, "logit_bias", ""),
     ({"logit_bias": {"1" * n: 1 for n in range(9000, 9010)}}, "logit_bias", ""),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
-    ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", MISSING),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+    ({"tool_choice": "required"}, "tool_choice", ""),
+    ({"response_format": {"type": "xml"}}, "response_format.type", ""),
     ({"store": True}, "store", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
-    ({"reasoning_effort": "high"}, "reasoning_effort", "unsupported_parameter"),
     ({"service_tier": "scale"}, "service_tier", "unsupported_parameter"),
     ({"metadata": {"a": 1}}, "metadata[...]", "invalid_type"),
     ({"diptych": {"mode": "sideways"}}, "diptych.mode", ""),

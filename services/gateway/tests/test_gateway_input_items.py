@@ -91,3 +91,18 @@ async def test_the_stock_client_walks_them(stack: Any, response_id: str) -> None
             async for item in client.responses.input_items.list(response_id, limit=2, order="asc")
         ]
     assert found == ["One", "Two", "Three"]
+
+
+async def test_calls_results_and_thoughts_come_as_they_were_sent(stack: Any) -> None:
+    sent = [
+        {"type": "message", "role": "user", "content": "How warm is it?"},
+        {"type": "reasoning", "summary": [], "content": [
+            {"type": "reasoning_text", "text": "I must ask."}]},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "21"},
+    ]  # fmt: skip
+    made = (await stack.respond(input=sent)).json()
+    page = (await items(stack, made["id"], order="asc")).json()
+    assert [item["type"] for item in page["data"]] == [item["type"] for item in sent]
+    for found, given in zip(page["data"][1:], sent[1:], strict=True):
+        assert {name: found[name] for name in given} == given

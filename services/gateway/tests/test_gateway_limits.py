@@ -133,6 +133,17 @@ async def served(stack: Any, headers: dict[str, str]) -> bool:
     return bool((await ask(stack, headers)).status_code == 200)
 
 
+async def test_each_choice_takes_a_place_and_too_many_are_told_so(stack: Any) -> None:
+    headers = await limited(stack, concurrency=2, requests_per_minute=10)
+    several = await ask(stack, headers, n=2)
+    assert several.status_code == 200, several.text
+    assert several.headers["x-ratelimit-remaining-requests"] == "8"
+    too_many = await ask(stack, headers, n=3)
+    assert too_many.status_code == 429
+    assert too_many.headers["x-should-retry"] == "false"
+    assert len(stack.fleet.requests) == 2
+
+
 async def test_a_background_answer_keeps_its_place_until_it_ends(run_stack: Any) -> None:
     held = Held()
     async with run_stack(held) as stack:

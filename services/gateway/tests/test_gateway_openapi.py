@@ -9,12 +9,15 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from diptych_gateway import schemas
+from diptych_gateway.batch_room import BatchRoom
 from diptych_gateway.docs_page import page
 from diptych_gateway.endpoints import ENDPOINTS
 from diptych_gateway.openapi import described
 from diptych_gateway.routes import endpoint, routes
 
-ROUTES = routes(MagicMock(), MagicMock(), reasons=list)
+HANDLERS = MagicMock()
+HANDLERS.batch_room = BatchRoom(files=MagicMock(), batches=MagicMock(), runner=MagicMock())
+ROUTES = routes(HANDLERS, MagicMock(), reasons=list)
 
 
 def test_every_route_is_described_and_nothing_else() -> None:

@@ -63,6 +63,20 @@ The answer goes to standard output, everything else to standard error. Exit code
 got no answer.
 """
 
+BATCH = """\
+Run a file of requests at the lowest priority, however long that takes (24 h at most). Each line:
+
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hello"}]}}
+
+  diptych batch lines.jsonl > results.jsonl
+  diptych batch lines.jsonl --output results.jsonl --errors failed.jsonl
+  diptych batch batch_0123...        wait for one that runs: Ctrl-C stops only the waiting
+
+The batch is the server's: it goes on without this command, and through restarts. Exit code 1 if
+not every request succeeded.
+"""
+
 TOP = """\
 Who is there, whether it serves, its load, KV use, speed and power; and requests by state.
 

@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import Literal
 
+from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.prompts import PromptRef
@@ -65,6 +66,8 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     """It goes on to its end, whoever leaves."""
     prompt: PromptRef | None = None
     """A prompt of more than `prompts.MAX_INLINE_TOKENS`."""
+    answer_format: AnswerFormat | None = None
+    """Which parts its answer has; None: text alone."""
 
     @property
     def deadline_unix_ms(self) -> int:
@@ -88,6 +91,7 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
             stop=self.stopping.stop,
             top_logprobs=self.sampling.top_logprobs,
             priority_class=self.priority_class,
+            answer_format=self.answer_format,
         )
 
 
@@ -134,6 +138,7 @@ class AnswerHead(Message, frozen=True, kw_only=True, tag="answer_head.1"):
     top_logprobs: int | None = None
     """Present where its tokens are told with their logprobs."""
     priority_class: PriorityClass = PriorityClass.INTERACTIVE
+    answer_format: AnswerFormat | None = None
 
 
 class Setback(Message, frozen=True, kw_only=True, tag="setback.1"):

@@ -1,7 +1,8 @@
 """Chooses the next token. A pure function: the random number depends on (seed, index) only.
 
 So an answer is the same whatever else is in the batch, and after a recovery. Filters apply in this
-order: bias, penalties, temperature, `min_p`, `top_k`, `top_p`; equal logits rank by lower token id.
+order: bias, penalties, grammar, temperature, `min_p`, `top_k`, `top_p`; equal logits rank by lower
+token id.
 Logprobs are of none of this: they are the model's own.
 """
 
@@ -31,13 +32,23 @@ def sample(
     *,
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
+    allowed: NDArray[np.bool_] | None = None,
 ) -> int:
     """The token that follows `prompt_ids` + `answer_ids`, given its logits `[vocab]`.
+
+    Args:
+        logits: Of every token.
+        sampling: How to choose.
+        prompt_ids: The prompt.
+        answer_ids: The answer so far.
+        allowed: Which tokens a grammar allows `[vocab]`; None: all.
 
     Raises:
         Permanent: if the logits hold NaN or no finite maximum.
     """
     scores = _scored(logits, sampling, prompt_ids, answer_ids)
+    if allowed is not None:
+        scores = np.where(allowed, scores, np.float32(-np.inf))
     best = int(scores.argmax())
     if not np.isfinite(scores[best]):
         raise Permanent(f"logits for token {len(answer_ids)} of the answer are not finite")

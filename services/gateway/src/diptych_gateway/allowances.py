@@ -78,10 +78,14 @@ class Allowances:
         self._urgent: set[str] = set()
         self._news = asyncio.Event()
 
-    def check(self, caller: Caller) -> None:
-        """Raise `ApiError` if `caller` has just been told no: before its prompt costs anything."""
+    def check(self, caller: Caller, requests: int = 1) -> None:
+        """Raise `ApiError` if `caller` has just been told no: before its prompt costs anything.
+
+        Also if it asks for more `requests` at once than it may ever have.
+        """
         for holder in caller.holders:
-            shortage = self._share(holder).shortage(0, now_s=self._now_s())
+            share = self._share(holder)
+            shortage = share.impossible(0, requests) or share.shortage(0, now_s=self._now_s())
             if shortage is not None:
                 raise self._refusal(shortage, holder)
 
@@ -244,14 +248,14 @@ class Allowances:
         limit, needed = shortage.limit, shortage.needed
         match shortage.kind:
             case Kind.REQUESTS:
-                text = f"this {whose} may make {limit} requests per minute"
+                text = f"this {whose} may make {limit} requests per minute, saw {needed} more"
             case Kind.TOKENS:
                 text = (
                     f"this {whose} may use {limit} tokens per minute, "
                     f"and this request may take {needed}"
                 )
             case Kind.PLACES:
-                text = f"this {whose} may have {limit} requests at once"
+                text = f"this {whose} may have {limit} requests at once, saw {needed} more"
         error = ApiError(
             429,
             f"rate limit reached: {text}",

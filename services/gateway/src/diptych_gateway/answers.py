@@ -68,9 +68,23 @@ class Usage(msgspec.Struct):
     diptych: PathTaken
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
@@ -90,10 +104,23 @@ class Chunk(msgspec.Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+class WholeFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str = ""
+
+
+class WholeCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: WholeFunction
+
+
 class AnswerMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
     refusal: None = None
+    tool_calls: list[WholeCall] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, kw_only=True):
@@ -186,19 +213,6 @@ def total_usage(streams: Sequence[AnswerStream], prompts: int = 1) -> Usage:
     decode_j = sum(one.diptych.joules.decode for one in each)
     total.diptych.joules = Joules(prefill_j, decode_j, prefill_j + decode_j)
     return total
-
-
-def choice(
-    stream: AnswerStream, pieces: Sequence[Shown], *, codec: TextCodec | None, index: int = 0
-) -> Choice:
-    """One whole answer of a call; with `codec`, its logprobs are told."""
-    told = [chance for shown in pieces for chance in shown.logprobs]
-    return Choice(
-        index=index,
-        message=AnswerMessage(content="".join(shown.text for shown in pieces)),
-        logprobs=None if codec is None else ChoiceLogprobs(token_logprobs(codec, told)),
-        finish_reason=finish_reason(stream),
-    )
 
 
 def completion(

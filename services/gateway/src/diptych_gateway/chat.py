@@ -9,7 +9,8 @@ from starlette.types import Receive, Scope, Send
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.requests import Request
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading, choice, completion, total_usage, usage
+from diptych_gateway.answer_parts import chunk_writer, whole_choice
+from diptych_gateway.answers import ChunkWriter, Heading, completion, total_usage, usage
 from diptych_gateway.bodies import decode
 from diptych_gateway.chat_resuming import ChatResumption, wanted_by_event_id
 from diptych_gateway.checking import ChatCall, check
@@ -24,7 +25,9 @@ from diptych_gateway.delivering import (
 )
 from diptych_gateway.errors import from_error
 from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, watched
+from diptych_gateway.idempotency import Once, once_of
 from diptych_gateway.intake import Intake
+from diptych_gateway.joining import Joining
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
 from diptych_gateway.siblings import siblings
@@ -46,6 +49,7 @@ class ChatCompletions:
     generations: Generations
     intake: Intake
     resumption: ChatResumption
+    joining: Joining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         now_s = self.generations.now_s
@@ -57,14 +61,16 @@ class ChatCompletions:
                 await self.resumption.answer(again, scope, receive, send)
                 return
             with admitted(self.admission, now_s, likely_class(body)):
-                call = await self.intake.judged(len(body), partial(_judge, body, scope))
+                call, once = await self.intake.judged(len(body), partial(_judge, body, scope))
                 del body
                 came = arrival(scope, arrived_s=arrived_s)
                 if call.choices > 1:
-                    await self._several(call, came, receive, send)
+                    await self._several(call, once, came, receive, send)
                     return
-                async with self.generations.accepted(call, came, answer_id) as accepted:
-                    call = replace(call, messages=[])  # while the answer lasts nobody needs them
+                answer = self.joining.accepted(call, came, answer_id, once=once)
+                async with answer as accepted:
+                    # While the answer lasts nobody needs them.
+                    call = replace(call, messages=[], tooling=None)
                     async with watched(accepted.stream, receive):
                         await _deliver(accepted, call, send)
         except ClientGone:
@@ -72,7 +78,9 @@ class ChatCompletions:
         except DiptychError as err:
             await send_error(send, from_error(err))
 
-    async def _several(self, call: ChatCall, came: Arrival, receive: Receive, send: Send) -> None:
+    async def _several(
+        self, call: ChatCall, once: Once | None, came: Arrival, receive: Receive, send: Send
+    ) -> None:
         """Answer with several choices; each takes a place."""
         with ExitStack() as places:
             for _ in range(call.choices - 1):
@@ -80,41 +88,45 @@ class ChatCompletions:
                 places.enter_context(place)
             calls = await siblings(call, self.generations.acceptance)
             call = replace(call, messages=[])
-            async with self.generations.all_accepted(calls, came, answer_id) as accepted:
+            answers = self.joining.all_accepted(calls, came, answer_id, once=once)
+            async with answers as accepted:
                 choices = Choices([one.stream for one in accepted])
                 async with watched(choices, receive):
                     await _deliver_choices(accepted, choices, call, send)
 
 
-def _judge(body: bytes, scope: Scope) -> ChatCall:
-    return check(decode(body), resume=wants_resume(scope["headers"]))
+def _judge(body: bytes, scope: Scope) -> tuple[ChatCall, Once | None]:
+    call = check(decode(body), resume=wants_resume(scope["headers"]))
+    return call, once_of(scope, body)
 
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:
     stream = accepted.stream
     if call.stream:
-        await deliver(stream, chunk_writer(accepted, call), EventStream(send))
+        await deliver(stream, writer_for(accepted, call), EventStream(send))
     elif (pieces := await deliver_whole(stream)) is not None:
-        made = choice(stream, pieces, codec=speller(accepted))
-        await send_json(send, 200, completion(_heading(accepted), [made], usage(stream)))
+        made, codec = accepted.request.answer_format, speller(accepted)
+        whole = whole_choice(stream, pieces, made, codec=codec)
+        await send_json(send, 200, completion(_heading(accepted), [whole], usage(stream)))
 
 
 async def _deliver_choices(
     accepted: list[Accepted], choices: Choices, call: ChatCall, send: Send
 ) -> None:
     heading, codec = _heading(accepted[0]), speller(accepted[0])
+    made = accepted[0].request.answer_format
     if call.stream:
+        told = {"include_usage": call.include_usage, "codec": codec}
         writers = [
-            ChunkWriter(heading, include_usage=call.include_usage, choice=number, codec=codec)
-            for number in range(len(accepted))
+            chunk_writer(heading, made, choice=number, **told) for number in range(len(accepted))
         ]
         await ChoicesDelivery(choices, writers).run(EventStream(send), total_usage)
     elif (pieces := await deliver_whole_choices(choices)) is not None:
-        made = [
-            choice(stream, found, codec=codec, index=number)
+        wholes = [
+            whole_choice(stream, found, made, codec=codec, index=number)
             for number, (stream, found) in enumerate(zip(choices.streams, pieces, strict=True))
         ]
-        await send_json(send, 200, completion(heading, made, total_usage(choices.streams)))
+        await send_json(send, 200, completion(heading, wholes, total_usage(choices.streams)))
 
 
 def speller(accepted: Accepted) -> TextCodec | None:
@@ -123,10 +135,11 @@ def speller(accepted: Accepted) -> TextCodec | None:
     return accepted.served.codec if asked else None
 
 
-def chunk_writer(accepted: Accepted, call: ChatCall) -> ChunkWriter:
+def writer_for(accepted: Accepted, call: ChatCall) -> ChunkWriter:
     """What makes the events of a streamed answer."""
-    codec = speller(accepted)
-    return ChunkWriter(_heading(accepted), include_usage=call.include_usage, codec=codec)
+    made, codec = accepted.request.answer_format, speller(accepted)
+    heading = _heading(accepted)
+    return chunk_writer(heading, made, include_usage=call.include_usage, codec=codec)
 
 
 def _heading(accepted: Accepted) -> Heading:

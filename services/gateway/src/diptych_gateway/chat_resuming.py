@@ -8,17 +8,20 @@ its window lasts; only requests with `x-diptych-resume: 1` have one that does.
 import asyncio
 import re
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
 from diptych_bus.port import Bus
+from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import AnswerHead, PriorityClass, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading, choice, completion, usage
+from diptych_gateway.answer_parts import PartsWriter, whole_choice
+from diptych_gateway.answers import ChunkWriter, Heading, completion, usage
 from diptych_gateway.delivering import EventStream, deliver, deliver_whole, send_json
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Generations, arrival, watched
@@ -91,6 +94,10 @@ class Resumed:
         return self.head.priority_class
 
     @property
+    def answer_format(self) -> AnswerFormat | None:
+        return self.head.answer_format
+
+    @property
     def tenant(self) -> str:
         return self.record.tenant
 
@@ -134,6 +141,7 @@ class ChatResumption:
         served = self.models.get(head.model)
         with admitted(self.admission, now_s, head.priority_class):
             codec = None if head.top_logprobs is None else served.codec
+            made = head.answer_format if form is CHAT_FORM else None
             stream = self.generations.stream(
                 resumed, served.codec, came, stop=head.stop, logprobs=codec is not None
             )
@@ -143,16 +151,20 @@ class ChatResumption:
                     wanted.request_id, created_unix_s, served.card, prefix=form.prefix
                 )
                 if wanted.stream:
-                    writer = form.writer(
-                        heading,
-                        include_usage=wanted.include_usage,
-                        after=wanted.after,
-                        codec=codec,
+                    told: dict[str, Any] = {
+                        "include_usage": wanted.include_usage,
+                        "after": wanted.after,
+                        "codec": codec,
+                    }
+                    writer = (
+                        form.writer(heading, **told)
+                        if made is None
+                        else PartsWriter(heading, made, **told)
                     )
                     await deliver(stream, writer, EventStream(send))
                 elif (pieces := await deliver_whole(stream)) is not None:
-                    made = choice(stream, pieces, codec=codec)
-                    await send_json(send, 200, completion(heading, [made], usage(stream)))
+                    whole = whole_choice(stream, pieces, made, codec=codec)
+                    await send_json(send, 200, completion(heading, [whole], usage(stream)))
 
     async def _found(self, request_id: RequestId, tenant: str) -> Resumed:
         bucket = self.bus.bucket(REQUEST_RECORDS, RequestRecord)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from diptych_gateway.admitting import admitted
 from diptych_gateway.answers import ChunkWriter
 from diptych_gateway.bodies import ChatBody, decode
-from diptych_gateway.chat import answer_id, chunk_writer
+from diptych_gateway.chat import answer_id, writer_for
 from diptych_gateway.checking import ChatCall, check
 from diptych_gateway.errors import ApiError
 from diptych_gateway.harmless import only, unsupported
@@ -51,8 +51,8 @@ class _Connection(Connection[ChatBody]):
         call = await self.room.intake.judged(frame.size, judge)
         with admitted(self.room.admission, generations.now_s, call.priority_class):
             async with generations.accepted(call, came, answer_id) as accepted:
-                call = replace(call, messages=[])  # while the answer lasts nobody needs them
-                await self.deliver(accepted.stream, _Bare(chunk_writer(accepted, call)))
+                call = replace(call, messages=[], tooling=None)  # nobody needs them any more
+                await self.deliver(accepted.stream, _Bare(writer_for(accepted, call)))
 
 
 class _Bare:

@@ -13,6 +13,7 @@ from diptych_gateway.checking import Call, Prompt, forced, include_usage, metada
 from diptych_gateway.class_checks import priority_class
 from diptych_gateway.harmless import only
 from diptych_gateway.number_checks import Span, check_numbers, check_span, sampling
+from diptych_gateway.structured import response_format
 from diptych_gateway.token_checks import MAX_COMPLETION_LOGPROBS, check_choices, logit_bias
 
 MAX_PROMPTS = 32
@@ -38,10 +39,10 @@ class CompletionBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     logprobs: int | None = None
     logit_bias: msgspec.Raw = ABSENT
     echo: bool | None = None
+    response_format: msgspec.Raw = ABSENT
     # Accepted only with the value that asks for nothing.
     best_of: int | None = None
     suffix: str | None = None
-    response_format: msgspec.Raw = ABSENT
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -72,6 +73,7 @@ def check_completion(body: CompletionBody, *, resume: bool = False) -> Completio
     check_span("logprobs", body.logprobs, Span(0, MAX_COMPLETION_LOGPROBS))
     _supported(body)
     metadata(body)
+    structure = response_format(body.response_format)
     prompts, choices = _prompts(body.prompt), body.n or 1
     if len(prompts) * choices > MAX_ALL_CHOICES:
         raise InvalidRequest(
@@ -88,8 +90,11 @@ def check_completion(body: CompletionBody, *, resume: bool = False) -> Completio
         prompts=prompts,
         choices=choices,
         sampling=msgspec.structs.replace(
-            sampling(body), logit_bias=logit_bias(body.logit_bias), top_logprobs=body.logprobs
+            sampling(body, structure.grammar),
+            logit_bias=logit_bias(body.logit_bias),
+            top_logprobs=body.logprobs,
         ),
+        grammar_param=structure.param,
         seeded=body.seed is not None,
         stop=stop_strings(body.stop),
         ignore_eos=bool(body.ignore_eos),
@@ -106,7 +111,6 @@ def check_completion(body: CompletionBody, *, resume: bool = False) -> Completio
 def _supported(body: CompletionBody) -> None:
     only("best_of", body.best_of, (1,))
     only("suffix", body.suffix, ("",))
-    only("response_format", body.response_format, ({"type": "text"},))
     if body.echo and body.logprobs is not None:
         raise InvalidRequest(
             "'echo' is not supported together with 'logprobs': prompts have none here",

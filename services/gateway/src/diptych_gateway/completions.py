@@ -25,7 +25,9 @@ from diptych_gateway.completion_checks import (
 from diptych_gateway.delivering import EventStream, send_error, send_json
 from diptych_gateway.errors import from_error
 from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, watched
+from diptych_gateway.idempotency import Once, once_of
 from diptych_gateway.intake import SMALL_BYTES, Intake
+from diptych_gateway.joining import Joining
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
 from diptych_gateway.siblings import siblings
@@ -47,6 +49,7 @@ class Completions:
     generations: Generations
     intake: Intake
     resumption: ChatResumption
+    joining: Joining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         now_s = self.generations.now_s
@@ -60,16 +63,17 @@ class Completions:
                 )
                 return
             with admitted(self.admission, now_s, likely_class(body)):
-                call = await self.intake.judged(len(body), partial(_judge, body, scope))
+                call, once = await self.intake.judged(len(body), partial(_judge, body, scope))
                 del body
-                await self._answer(call, arrival(scope, arrived_s=arrived_s), receive, send)
+                came = arrival(scope, arrived_s=arrived_s)
+                await self._answer(call, once, came, receive, send)
         except ClientGone:
             log.info("client_left_early", request_id=scope["state"]["request_id"])
         except DiptychError as err:
             await send_error(send, from_error(err))
 
     async def _answer(
-        self, call: CompletionCall, came: Arrival, receive: Receive, send: Send
+        self, call: CompletionCall, once: Once | None, came: Arrival, receive: Receive, send: Send
     ) -> None:
         """Answer every prompt; each answer takes a place."""
         with ExitStack() as places:
@@ -85,7 +89,8 @@ class Completions:
                 echoes += [echo] * len(answers)
                 await asyncio.sleep(0)  # 32 short texts take a while too
             prompts, call = len(call.prompts), replace(call, prompt=None, prompts=())
-            async with self.generations.all_accepted(calls, came, _answer_id) as accepted:
+            every = self.joining.all_accepted(calls, came, _answer_id, once=once)
+            async with every as accepted:
                 del calls, answers  # megabytes, perhaps
                 choices = Choices([one.stream for one in accepted])
                 used = partial(total_usage, prompts=prompts)
@@ -112,8 +117,9 @@ class _Answers:
     used: UsageOf
 
 
-def _judge(body: bytes, scope: Scope) -> CompletionCall:
-    return check_completion(decode_completion(body), resume=wants_resume(scope["headers"]))
+def _judge(body: bytes, scope: Scope) -> tuple[CompletionCall, Once | None]:
+    call = check_completion(decode_completion(body), resume=wants_resume(scope["headers"]))
+    return call, once_of(scope, body)
 
 
 async def _deliver(answers: _Answers, call: CompletionCall, send: Send) -> None:

@@ -10,10 +10,13 @@ from typing import Any
 import msgspec
 
 from diptych_gateway.answers import Choice, Chunk, ChunkChoice, Completion
+from diptych_gateway.batch_objects import BatchList, BatchObject
+from diptych_gateway.batches import BatchBody
 from diptych_gateway.bodies import ChatBody
 from diptych_gateway.completion_answers import TextChoice
 from diptych_gateway.completion_checks import CompletionBody
-from diptych_gateway.input_items import ItemList
+from diptych_gateway.files import DeletedFile, FileList, FileObject
+from diptych_gateway.input_pages import ItemList
 from diptych_gateway.objects import Health, ModelList, ModelObject
 from diptych_gateway.response_bodies import ResponseBody
 from diptych_gateway.response_objects import Deleted, ResponseObject
@@ -71,6 +74,8 @@ class Endpoint:
     refusals: tuple[int, ...] = ()
     """Beside `ALWAYS`."""
     body: type[msgspec.Struct] | None = None
+    form: dict[str, Any] | None = None
+    """The schema of a body that is a form."""
     answer: type[msgspec.Struct] | None = None
     """Of a 200 in JSON; None: there is none."""
     events: type[msgspec.Struct] | bool = False
@@ -93,12 +98,29 @@ _PAGES = (
     Query("after", {"type": "string"}, "The id of the item before the first one wanted."),
 )
 
+_FILE_PAGES = (
+    Query("limit", {"type": "integer", "minimum": 1, "maximum": 10_000}, "Most files."),
+    _PAGES[1],
+    _PAGES[2],
+    Query("purpose", {"type": "string"}, "Only files for that."),
+)
+_UPLOAD = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"enum": ["batch"]},
+    },
+    "required": ["file", "purpose"],
+}
+
 CHAT, RESPONSES, TEXT = "Chat completions", "Responses", "Text"
+BATCHES = "Files and batches"
 MODELS, HEALTH, ABOUT = "Models", "Health", "This page"
 TAGS = {
     CHAT: "Conversations whose client keeps them.",
     RESPONSES: "Conversations that the server may keep, turn by turn.",
     TEXT: "From text to tokens, and back.",
+    BATCHES: "Many requests in a file, answered when there is room.",
     MODELS: "What is served.",
     HEALTH: "For those who watch.",
     ABOUT: "What you read.",
@@ -107,6 +129,7 @@ _NEW = (*IDENTIFIED, *WITH_BODY, *GENERATING)
 _ONE = (*IDENTIFIED, *OF_STORED)
 _TEXT = (*IDENTIFIED, *WITH_BODY, *OF_MODEL)
 _RESPONSE = "/v1/responses/{response_id}"
+_FILE, _BATCH = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
 
 ENDPOINTS = (
     Endpoint(method="POST", path="/v1/chat/completions", tag=CHAT,
@@ -149,6 +172,25 @@ ENDPOINTS = (
     Endpoint(method="POST", path="/v1/embeddings", tag=TEXT,
              says="No model served here gives embeddings: a 400 `unsupported` that names it.",
              body=EmbeddingsBody, refusals=_TEXT),
+    Endpoint(method="POST", path="/v1/files", tag=BATCHES, says="Store a file.",
+             form=_UPLOAD, answer=FileObject, refusals=(*IDENTIFIED, *WITH_BODY, 409)),
+    Endpoint(method="GET", path="/v1/files", tag=BATCHES, says="The files there are.",
+             answer=FileList, refusals=IDENTIFIED, query=_FILE_PAGES),
+    Endpoint(method="GET", path=_FILE, tag=BATCHES, says="A file, but for what it holds.",
+             answer=FileObject, refusals=_ONE),
+    Endpoint(method="DELETE", path=_FILE, tag=BATCHES, says="Forget a file.",
+             answer=DeletedFile, refusals=(*_ONE, 409)),
+    Endpoint(method="GET", path=f"{_FILE}/content", tag=BATCHES, says="What a file holds.",
+             media_type="application/octet-stream", refusals=_ONE),
+    Endpoint(method="POST", path="/v1/batches", tag=BATCHES,
+             says="Answer every line of a file.", body=BatchBody, answer=BatchObject,
+             refusals=(*IDENTIFIED, *WITH_BODY, *OF_STORED, 409)),
+    Endpoint(method="GET", path="/v1/batches", tag=BATCHES, says="The batches there are.",
+             answer=BatchList, refusals=IDENTIFIED, query=(_PAGES[0], _PAGES[2])),
+    Endpoint(method="GET", path=_BATCH, tag=BATCHES, says="How far a batch is.",
+             answer=BatchObject, refusals=_ONE),
+    Endpoint(method="POST", path=f"{_BATCH}/cancel", tag=BATCHES,
+             says="End a batch with what it has.", answer=BatchObject, refusals=(*_ONE, 409)),
     Endpoint(method="GET", path="/v1/models", tag=MODELS, says="The models served now.",
              answer=ModelList, refusals=IDENTIFIED),
     Endpoint(method="GET", path="/v1/models/{model}", tag=MODELS, says="One of them.",

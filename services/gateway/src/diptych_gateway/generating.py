@@ -28,8 +28,8 @@ from diptych_gateway.patience import Limits, Patience
 from diptych_gateway.settings import GatewaySettings
 from diptych_gateway.streams import AnswerStream, Asked
 from diptych_telemetry import logger, names, tracer
-from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_text.marked_answer import answer_text
 
 log = logger(__name__)
 _tracer = tracer(__name__)
@@ -64,6 +64,8 @@ class Accepted:
     request: Request
     served: ServedModel
     stream: AnswerStream
+    ended_unix_s: int | None = None
+    """When it ended, where that was long ago: its answer is a kept one."""
 
 
 Prepare = Callable[[Request, ServedModel], Awaitable[str]]
@@ -144,6 +146,7 @@ class Generations:
 
         The first has the arrival's id, the others' follow from it. Raises what `accepted` raises.
         """
+        self.allowances.check(self.renewed(arrival.caller), len(calls))
         async with AsyncExitStack() as held:
             found: list[Accepted] = []
             for number, call in enumerate(calls):
@@ -164,14 +167,14 @@ class Generations:
         """The way out of an answer to `request`, told with its logprobs or without."""
         stream = AnswerStream(
             request,
-            text=AnswerText(codec, stop),
+            text=answer_text(codec, stop, request.answer_format),
             patience=Patience(self._limits(request.priority_class)),
             arrived_s=arrival.arrived_s,
             metrics=metrics.of_model(request.model),
             abort=arrival.abort,
         )
         if logprobs:
-            stream.tell_logprobs(codec)
+            stream.tell_logprobs()
         return stream
 
     async def _store(

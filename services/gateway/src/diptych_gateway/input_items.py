@@ -1,107 +1,143 @@
-"""`GET /v1/responses/{id}/input_items`: what a stored response was asked, page by page.
+"""Input items of the Responses API as messages: what was said, called, answered and thought."""
 
-These are the items of its own turn; those before it are the input of `previous_response_id`.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-from urllib.parse import parse_qsl
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
-from starlette.types import Scope
 
+from diptych_contracts.answer_formats import ToolCall
 from diptych_contracts.errors import InvalidRequest
-from diptych_contracts.responses import StoredMessage, StoredResponse
+from diptych_contracts.responses import StoredMessage
+from diptych_gateway.harmless import shown
+from diptych_gateway.message_checks import ROLES, TOOL, as_call, check_call_id, joined
+from diptych_gateway.response_bodies import (
+    decode_call,
+    decode_kind,
+    decode_message,
+    decode_reasoning,
+    decode_result,
+)
+from diptych_gateway.tooling import check_name
 
-_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
-_LIMIT_DIGITS = 3
-
-
-class InputText(msgspec.Struct, kw_only=True):
-    type: Literal["input_text"] = "input_text"
-    text: str
-
-
-class SaidText(msgspec.Struct, kw_only=True):
-    type: Literal["output_text"] = "output_text"
-    text: str
-    annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
+_PARTS = ("input_text", "output_text", "text")
+_THOUGHTS = ("reasoning_text", "summary_text", "text")
 
 
-class InputItem(msgspec.Struct, kw_only=True):
-    type: Literal["message"] = "message"
-    id: str
-    status: Literal["completed"] = "completed"
-    role: str
-    content: tuple[InputText, ...] | tuple[SaidText, ...]
-
-
-class ItemList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
-    data: list[InputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Which of them are wanted."""
-
-    limit: int = _DEFAULT_LIMIT
-    newest_first: bool = True
-    after: str | None = None
-
-
-def page(scope: Scope) -> Page:
-    """The page that a query asks for.
+def read_item(at: str, item: msgspec.Raw) -> StoredMessage | None:
+    """One input item; None for one that says nothing.
 
     Raises:
-        InvalidRequest: names the parameter.
+        InvalidRequest: names the part of it that does not fit.
     """
-    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-    limit = given.pop("limit", str(_DEFAULT_LIMIT))
-    order = given.pop("order", "desc")
-    after = given.pop("after", None)
-    if given:
-        name = next(iter(given))[:80]
-        raise InvalidRequest(f"unknown parameter '{name}'", param=name, code="unknown_parameter")
-    number = limit.isascii() and limit.isdecimal() and len(limit) <= _LIMIT_DIGITS
-    if not (number and 1 <= int(limit) <= _MAX_LIMIT):
-        text = f"'limit': expected 1 to {_MAX_LIMIT}, saw {limit[:40]!r}"
-        raise InvalidRequest(text, param="limit")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest(f"'order': expected asc or desc, saw {order[:40]!r}", param="order")
-    return Page(int(limit), order == "desc", after)
+    match kind := decode_kind(item, at=at):
+        case "message":
+            return _message(at, item)
+        case "function_call":
+            return _call(at, item)
+        case "function_call_output":
+            return _result(at, item)
+        case "reasoning":
+            return _reasoning(at, item)
+        case _:
+            raise InvalidRequest(
+                f"'{at}': expected an item of type 'message', 'function_call', "
+                f"'function_call_output' or 'reasoning', saw {shown(kind)}",
+                param=at,
+                code="unsupported_content",
+            )
 
 
-def listed(stored: StoredResponse, wanted: Page) -> ItemList:
-    """That page of the input of `stored`, whose messages are at hand.
+def _message(at: str, item: msgspec.Raw) -> StoredMessage:
+    message = decode_message(item, at=at)
+    role = ROLES.get(message.role)
+    if role is None:
+        raise InvalidRequest(
+            f"'{at}.role': expected one of {', '.join(ROLES)}, saw {shown(message.role)}",
+            param=f"{at}.role",
+        )
+    content = message.content
+    text = content if isinstance(content, str) else joined(f"{at}.content", content, _PARTS)
+    return StoredMessage(role=role, text=text)
 
-    Raises:
-        InvalidRequest: no item has the id to go on after.
+
+def _call(at: str, item: msgspec.Raw) -> StoredMessage:
+    call = decode_call(item, at=at)
+    check_call_id(f"{at}.call_id", call.call_id)
+    check_name(f"{at}.name", call.name)
+    if call.namespace is not None:
+        raise InvalidRequest(f"'{at}.namespace': expected none", param=f"{at}.namespace")
+    made = ToolCall(id=call.call_id, name=call.name, arguments=call.arguments)
+    return StoredMessage(role="assistant", text="", calls=(made,))
+
+
+def _result(at: str, item: msgspec.Raw) -> StoredMessage:
+    result = decode_result(item, at=at)
+    check_call_id(f"{at}.call_id", result.call_id)
+    output = result.output
+    text = output if isinstance(output, str) else joined(f"{at}.output", output, _PARTS)
+    return StoredMessage(role=TOOL, text=text, call_id=result.call_id)
+
+
+def _reasoning(at: str, item: msgspec.Raw) -> StoredMessage | None:
+    thought = decode_reasoning(item, at=at)
+    if thought.encrypted_content:
+        raise InvalidRequest(
+            f"'{at}.encrypted_content': expected none: this server encrypts no reasoning",
+            param=f"{at}.encrypted_content",
+        )
+    parts, place = thought.content or thought.summary, "content" if thought.content else "summary"
+    text = joined(f"{at}.{place}", parts, _THOUGHTS) if parts else ""
+    return StoredMessage(role="assistant", text="", reasoning=text) if text else None
+
+
+def as_messages(stored: Iterable[StoredMessage]) -> list[dict[str, Any]]:
+    """Messages as a chat template reads them.
+
+    Reasoning, text and calls of one answer are items of their own here, and one message there.
     """
-    ids = [f"msg_{stored.request_id}_{number}" for number in range(len(stored.input))]
-    order: Sequence[int] = range(len(ids))
-    if wanted.newest_first:
-        order = order[::-1]
-    if wanted.after is not None:
-        if wanted.after not in ids:
-            text = f"'after': expected the id of an item, saw {wanted.after[:80]!r}"
-            raise InvalidRequest(text, param="after")
-        order = order[order.index(ids.index(wanted.after)) + 1 :]
-    chosen = order[: wanted.limit]
-    return ItemList(
-        data=[_item(ids[number], stored.input[number]) for number in chosen],
-        first_id=ids[chosen[0]] if chosen else None,
-        last_id=ids[chosen[-1]] if chosen else None,
-        has_more=len(order) > len(chosen),
-    )
+    made: list[dict[str, Any]] = []
+    last: StoredMessage | None = None
+    for message in stored:
+        plain = _plain(message)
+        if last is not None and _same_answer(last, message):
+            made[-1] = _merged(made[-1], plain)
+        else:
+            made.append(plain)
+        last = message
+    return [message for message in made if _holds_anything(message)]
 
 
-def _item(item_id: str, message: StoredMessage) -> InputItem:
-    said = message.role == "assistant"
-    content = (SaidText(text=message.text),) if said else (InputText(text=message.text),)
-    return InputItem(id=item_id, role=message.role, content=content)
+def _same_answer(last: StoredMessage, message: StoredMessage) -> bool:
+    """Whether two messages in a row are items of one answer: no text after text."""
+    if last.role != "assistant" or message.role != "assistant":
+        return False
+    return bool(message.calls) or (bool(last.reasoning) and not (last.text or last.calls))
+
+
+def _plain(message: StoredMessage) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.role, "content": message.text}
+    if message.calls:
+        made["content"] = message.text or None
+        made["tool_calls"] = [as_call(c.id, c.name, c.arguments) for c in message.calls]
+    if message.reasoning:
+        made["reasoning_content"] = message.reasoning
+    if message.call_id is not None:
+        made["tool_call_id"] = message.call_id
+    return made
+
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    made = {**first, **second}
+    made["content"] = (first["content"] or "") + (second["content"] or "") or None
+    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    if calls:
+        made["tool_calls"] = calls
+    else:
+        made["content"] = made["content"] or ""
+    return made
+
+
+def _holds_anything(message: dict[str, Any]) -> bool:
+    """An answer's reasoning whose answer was not sent back is nothing a template could say."""
+    bare = message["role"] == "assistant" and not message["content"]
+    return not bare or "tool_calls" in message or "reasoning_content" not in message

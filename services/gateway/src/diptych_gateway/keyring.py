@@ -74,14 +74,14 @@ class Keyring:
         if self.keys:
             log.info("keys_known", keys=self.keys)
         elif self._loopback:
-            log.warning("serving_without_keys", host=self._host, reached_by="this machine alone")
+            log.info("serving_without_keys", host=self._host, reached_by="this machine alone")
         elif self._allowed:
             log.warning("serving_anybody_without_keys", host=self._host, reached_by="the network")
         else:
             raise Permanent(
                 f"refusing to listen on {self._host} without an API key: anybody who reaches it "
-                "could use it. Make one (`diptych keys create`), or listen on 127.0.0.1, or set "
-                "DIPTYCH_GATEWAY__ALLOW_ANONYMOUS=true if anybody may"
+                "could use it. Listen on 127.0.0.1, make a key there (`diptych keys create`), then "
+                "come here; or set DIPTYCH_GATEWAY__ALLOW_ANONYMOUS=true if anybody may"
             )
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_contracts.sampling import Sampling
+from diptych_contracts.sampling import Grammar, Sampling
 from diptych_gateway.bodies import CommonBody
 from diptych_gateway.harmless import shown
 from diptych_gateway.token_checks import MAX_CHOICES, MAX_TOP_LOGPROBS
@@ -60,8 +60,8 @@ def check_span(name: str, value: float | None, span: Span) -> None:
         raise InvalidRequest(f"'{name}': expected {span}, saw {shown(value)}", param=name)
 
 
-def sampling(body: CommonBody) -> Sampling:
-    """How tokens are chosen, as far as `body` says."""
+def sampling(body: CommonBody, grammar: Grammar | None = None) -> Sampling:
+    """How tokens are chosen, as far as `body` says, within `grammar`."""
     seed = body.seed
     if seed is not None and not _SEED_MIN <= seed <= _SEED_MAX:
         raise InvalidRequest(
@@ -76,5 +76,6 @@ def sampling(body: CommonBody) -> Sampling:
         "frequency_penalty": body.frequency_penalty,
         "repetition_penalty": body.repetition_penalty,
         "seed": seed,
+        "grammar": grammar,
     }
     return Sampling(**{name: value for name, value in given.items() if value is not None})

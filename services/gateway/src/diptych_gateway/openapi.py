@@ -114,6 +114,9 @@ def _operation(endpoint: Endpoint) -> Json:
         operation["parameters"] = parameters
     if endpoint.body is not None:
         operation["requestBody"] = {"required": True, "content": _json(endpoint.body)}
+    if endpoint.form is not None:
+        content = {"multipart/form-data": {"schema": endpoint.form}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 

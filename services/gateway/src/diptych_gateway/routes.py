@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from diptych_gateway import docs_page, openapi
+from diptych_gateway.batch_room import BatchRoom
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_socket import ChatSocket
 from diptych_gateway.completions import Completions
@@ -54,6 +55,7 @@ class Generating:
     socket: ResponsesSocket
     chat_socket: ChatSocket
     text: Tokenizing
+    batch_room: BatchRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,7 @@ def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[
             Route("/tokenize", Answering(text.tokenize), methods=["POST"]),
             Route("/detokenize", Answering(text.detokenize), methods=["POST"]),
             Route("/v1/embeddings", Answering(text.embeddings), methods=["POST"]),
+            *generating.batch_room.routes(),
             Route(MODELS, list_models),
             Route(f"{MODELS}/{{model:path}}", one_model),
             Route("/health/live", live),

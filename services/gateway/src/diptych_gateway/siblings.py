@@ -17,7 +17,8 @@ async def siblings(call: Call, acceptance: Acceptance) -> list[Call]:
         DiptychError: what `Acceptance.prompt_ids` raises.
     """
     ids = await acceptance.prompt_ids(call, acceptance.served(call.model))
-    one = replace(call, messages=[], prompt=Prompt(ids=ids), choices=1)
+    prompt = Prompt(ids=ids, chat=call.prompt is None)
+    one = replace(call, messages=[], prompt=prompt, choices=1)
     if not call.seeded:
         return [one] * call.choices
     return [

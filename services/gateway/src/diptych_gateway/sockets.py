@@ -27,7 +27,7 @@ from diptych_gateway.response_bodies import (
     decode_text,
 )
 from diptych_gateway.response_checking import ResponseCall, check_frame
-from diptych_gateway.response_events import ResponseEvents
+from diptych_gateway.response_part_events import events_of
 from diptych_gateway.response_writing import FrameWriter
 from diptych_gateway.socket_connections import (
     MAX_IN_FLIGHT,
@@ -147,7 +147,7 @@ class _Connection(Connection[CreateFrame]):
 
     async def _warm_up(self, turn: Turn, lane: Lane) -> None:
         """Compute a prompt's KV, and say that it is there."""
-        events = ResponseEvents(turn.stored, stream_id=lane)
+        events = events_of(turn.stored, stream_id=lane)
         for event in events.start():
             await self.say(event.data)
         with self.reading(turn.stream):
@@ -174,7 +174,7 @@ class _Connection(Connection[CreateFrame]):
         if turn.stream.failure is not None:
             self._memory.evict(turn.stored.previous_response_id, lane)
         elif (asked := turn.asked) is not None:
-            past = Past((*asked.messages, *said(turn.answer())), stored=asked.stored)
+            past = Past((*asked.messages, *said(turn.stored, turn.answer())), stored=asked.stored)
             self._memory.remember(turn.stored.response_id, lane, past)
 
 

@@ -31,7 +31,7 @@ def stored_answer(
 def _told(
     view: RequestView, text: AnswerText, codec: TextCodec
 ) -> tuple[tuple[str, ...], tuple[bytes, ...]]:
-    trail, pieces, logprobs = ChanceTrail(codec), [], []
+    trail, pieces, logprobs = ChanceTrail(text.spelling), [], []
     for token, chances in zip(view.token_ids, view.logprobs or (), strict=True):
         trail.push(token, chances)
         if piece := text.push((token,)):

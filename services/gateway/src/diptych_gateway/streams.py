@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import PriorityClass
@@ -20,7 +21,6 @@ from diptych_gateway.metrics import ModelMetrics
 from diptych_gateway.patience import Patience
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_text.answer import AnswerText
-from diptych_text.detokenizing import TokenBytes
 
 MAX_TAKE = 256
 """About 80 KB of events: a slow client holds that and the socket's buffers, whatever waits."""
@@ -56,6 +56,9 @@ class Asked(Protocol):
 
     @property
     def priority_class(self) -> PriorityClass: ...
+
+    @property
+    def answer_format(self) -> AnswerFormat | None: ...
 
 
 class AnswerStream:
@@ -112,6 +115,11 @@ class AnswerStream:
         return self._view.end
 
     @property
+    def view(self) -> RequestView:
+        """What the journal has said."""
+        return self._view
+
+    @property
     def attempt(self) -> int:
         """The current attempt."""
         return self._view.attempt
@@ -134,9 +142,9 @@ class AnswerStream:
         first_s = self.first_token_s if self.first_token_s is not None else self._last_token_s
         return first_s - self.arrived_s
 
-    def tell_logprobs(self, codec: TokenBytes) -> None:
+    def tell_logprobs(self) -> None:
         """Give the logprobs with the pieces; to be said before the journal is heard."""
-        self._trail = ChanceTrail(codec)
+        self._trail = ChanceTrail(self._text.spelling)
         self._view.logprobs = []
 
     def hold_back(self) -> None:

@@ -15,18 +15,22 @@ from diptych_gateway.accepting import room
 from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.idempotency import Once
+from diptych_gateway.joining import Joining
 from diptych_gateway.logprob_objects import logprobs_json
 from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
 from diptych_gateway.response_checking import ResponseCall
 from diptych_gateway.response_events import Event, ResponseEvents
-from diptych_gateway.response_objects import has_item
+from diptych_gateway.response_items import spoken
+from diptych_gateway.response_objects import has_item, items
+from diptych_gateway.response_part_events import events_of
 from diptych_gateway.resuming import Resumption
 from diptych_gateway.stored_answers import stored_answer
 from diptych_gateway.streams import AnswerStream, Shown
 from diptych_telemetry import logger
-from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_text.marked_answer import answer_text
 from diptych_text.metering import MAX_CHARS
 
 MAX_TURNS = 512
@@ -52,7 +56,7 @@ class Past:
     @property
     def chars(self) -> int:
         """How much text they are."""
-        return sum(len(message.text) for message in self.messages)
+        return sum(map(message_chars, self.messages))
 
 
 log = logger(__name__)
@@ -70,7 +74,8 @@ class Turn:
     the archive has them."""
     codec: TextCodec | None = None
     """Spells its logprobs, if they were asked for."""
-    _ended_unix_s: int | None = field(default=None, init=False)
+    ended_unix_s: int | None = field(default=None, init=False)
+    """When it ended, once that is known."""
 
     def delta(self, piece: Shown) -> list[Event]:
         """The events of a piece of the answer."""
@@ -82,14 +87,14 @@ class Turn:
         """What it came to; there must be an end, and all text made into events."""
         end = self.stream.end
         assert end is not None
-        if self._ended_unix_s is None:
-            self._ended_unix_s = int(time())
+        if self.ended_unix_s is None:
+            self.ended_unix_s = int(time())
         return StoredAnswer(
             deltas=self.events.deltas,
             logprobs=self.events.logprobs,
             tokens=self.stream.tokens,
             end=end,
-            ended_unix_s=self._ended_unix_s,
+            ended_unix_s=self.ended_unix_s,
         )
 
 
@@ -101,6 +106,7 @@ class Turns:
     models: Models
     archive: Archive
     resumption: Resumption
+    joining: Joining
 
     @asynccontextmanager
     async def new(
@@ -110,6 +116,7 @@ class Turns:
         *,
         local: Mapping[str, Past] | None = None,
         stream_id: str | None = None,
+        once: Once | None = None,
     ) -> AsyncIterator[Turn]:
         """A turn whose request is stored, inside the `async with`.
 
@@ -118,6 +125,7 @@ class Turns:
             arrival: How it came in.
             local: Earlier turns that are not stored but known to the connection.
             stream_id: The lane on a WebSocket.
+            once: What makes it a turn that runs once, if it is one.
 
         Raises:
             ApiError: the response before it is unknown (400), still runs (409), or it is too large
@@ -135,9 +143,10 @@ class Turns:
         at_hand = not asked.stored or asked.chars <= AT_HAND_CHARS
         generation = call.generation(past.messages)
         try:
-            async with self.generations.accepted(generation, arrival, prepare) as accepted:
-                (stored,) = made
-                events = ResponseEvents(stored, stream_id=stream_id)
+            answer = self.joining.accepted(generation, arrival, prepare, once=once)
+            async with answer as accepted:
+                stored = made[0] if made else _told(self._stored(call, accepted.request, past))
+                events = events_of(stored, stream_id=stream_id)
                 made.clear()
                 turn = Turn(
                     stored,
@@ -146,6 +155,7 @@ class Turns:
                     asked if at_hand else None,
                     speller(stored, accepted.served),
                 )
+                turn.ended_unix_s = accepted.ended_unix_s
                 # While the answer lasts nobody needs the messages, megabytes perhaps.
                 call, past = replace(call, input=()), Past(())
                 del asked, generation
@@ -158,7 +168,7 @@ class Turns:
         """Store what is to be stored; gives it without messages that its events do not say."""
         if stored.store:
             stored = await self.archive.create(stored)
-        return msgspec.structs.replace(stored, input=(), history=None)
+        return _told(stored)
 
     @asynccontextmanager
     async def again(
@@ -174,7 +184,7 @@ class Turns:
         codec = speller(stored, served)
         stream = self.generations.stream(stored, served.codec, arrival, logprobs=codec is not None)
         async with self.resumption.reading(stream, stored):
-            events = ResponseEvents(stored, after=after)
+            events = events_of(stored, after=after)
             yield Turn(stored, stream, events, codec=codec)
 
     @asynccontextmanager
@@ -230,7 +240,8 @@ class Turns:
         if found is None:
             return stored
         codec = self.models.get(stored.model).codec
-        answer = stored_answer(found, AnswerText(codec), codec, ended_unix_s=int(time()))
+        text = answer_text(codec, made=stored.answer_format)
+        answer = stored_answer(found, text, codec, ended_unix_s=int(time()))
         self.archive.finish_soon(stored.request_id, lambda: answer)
         return msgspec.structs.replace(stored, answer=answer)
 
@@ -250,9 +261,9 @@ class Turns:
                 text = f"expected a conversation of at most {MAX_TURNS} turns, saw a longer one"
                 raise InvalidRequest(text, param="previous_response_id")
             stored = await self._previous(wanted, tenant)
-            turns.append((*(stored.history or ()), *stored.input, *said(stored.answer)))
+            turns.append((*(stored.history or ()), *stored.input, *said(stored)))
             messages += len(turns[-1])
-            chars += sum(len(message.text) for message in turns[-1])
+            chars += sum(map(message_chars, turns[-1]))
             check_count(messages, "messages in a conversation", param="previous_response_id")
             if chars > MAX_HISTORY_CHARS:
                 text = f"the conversation has more than {MAX_HISTORY_CHARS} characters"
@@ -291,6 +302,7 @@ class Turns:
             deadline_unix_ms=request.deadline_unix_ms,
             prompt_tokens=request.prompt_tokens,
             sampling=request.sampling,
+            text_format=call.structure.echo,
             max_output_tokens=body.max_output_tokens,
             instructions=body.instructions,
             input=call.input,
@@ -303,6 +315,11 @@ class Turns:
             metadata=tuple(call.metadata.items()),
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
+            answer_format=request.answer_format,
+            tools=call.offered.tools,
+            tool_choice=call.offered.choice,
+            parallel_tool_calls=call.offered.parallel,
+            reasoning_effort=call.effort,
         )
 
     async def _forget(self, stored: StoredResponse) -> None:
@@ -312,13 +329,28 @@ class Turns:
             log.warning("response_left_over", request_id=stored.request_id, error=str(err))
 
 
+def _told(stored: StoredResponse) -> StoredResponse:
+    """`stored` without messages that its events do not say."""
+    return msgspec.structs.replace(stored, input=(), history=None)
+
+
 def speller(stored: StoredResponse, served: ServedModel) -> TextCodec | None:
     """What spells a response's logprobs, if they were asked for."""
     return None if stored.sampling.top_logprobs is None else served.codec
 
 
-def said(answer: StoredAnswer | None) -> History:
-    """An answer as the message the next turn reads; none if nothing was said."""
+def said(stored: StoredResponse, answer: StoredAnswer | None = None) -> History:
+    """An answer (`stored`'s own, if none is given) as the message the next turn reads, if any."""
+    answer = answer or stored.answer
     if answer is None or not has_item(answer):
         return ()
+    if stored.answer_format is not None:
+        message = spoken(items(stored, answer))
+        return () if message is None else (message,)
     return (StoredMessage(role="assistant", text="".join(answer.deltas)),)
+
+
+def message_chars(message: StoredMessage) -> int:
+    """How much text a message is."""
+    calls = sum(len(call.name) + len(call.arguments) for call in message.calls)
+    return len(message.text) + len(message.reasoning) + calls
