@@ -11,7 +11,7 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose clients nightly equality bench soak format clean
+.PHONY: help up test check faults live chaos alone compose clients fuzz nightly equality bench soak format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -55,6 +55,10 @@ clients: $(STAMP) ## clients of other makers, and requests of ill will, on the r
 nightly: $(STAMP) ## a crowd by aiperf, a fifth of which leaves (installs 1.2 GB)
 	test -x $(AIPERF)/bin/aiperf || ($(PYTHON) -m venv $(AIPERF) && $(AIPERF)/bin/pip install -qq --disable-pip-version-check -r tests/clients/aiperf/requirements.txt)
 	DIPTYCH_AIPERF_VENV=$(AIPERF) $(BIN)/python -m pytest -q -m nightly tests/clients
+
+fuzz: $(STAMP) ## requests made from /openapi.json, for five minutes (make fuzz SECONDS=60)
+	$(BIN)/python -m diptych_testkit.outside_clients tests/clients
+	DIPTYCH_FUZZ_S=$(or $(SECONDS),300) $(BIN)/python -m pytest -q -s -m clients tests/clients/test_openapi_document.py
 
 equality: $(STAMP) ## fifty prompts over every mode, link, crowd and cached prefix (long)
 	$(BIN)/diptych models pull

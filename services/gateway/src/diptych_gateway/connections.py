@@ -38,7 +38,7 @@ MAX_FRAGMENTS = 1024
 """Of one WebSocket message."""
 MAX_UNREAD_BYTES = 256 * 1024
 """Answers to pings that a client may leave unread."""
-_TOO_BIG, _TRY_AGAIN_LATER = 1009, 1013
+_NO_TEXT, _TOO_BIG, _TRY_AGAIN_LATER = 1007, 1009, 1013
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _rng = SystemRandom()
@@ -268,6 +268,13 @@ class SocketConnection(WebSocketsSansIOProtocol):
             return
         super().handle_cont(event)
 
+    def send_receive_event_to_app(self) -> None:
+        """Close for text that is none: uvicorn would log each with its traceback."""
+        if self.curr_msg_data_type == "text" and not _is_utf8(self.frames):
+            self._fail(_NO_TEXT, "text that is not UTF-8")
+            return
+        super().send_receive_event_to_app()
+
     def handle_ping(self) -> None:
         super().handle_ping()
         if self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
@@ -301,6 +308,14 @@ def _rejection(status: int, text: str) -> Response:
     metrics.answered("other", error.status)
     phrase = HTTPStatus(error.status).phrase
     return Response(error.status, phrase, Headers(_fields(error)), error.body)
+
+
+def _is_utf8(frames: list[bytes]) -> bool:
+    try:
+        b"".join(frames).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _too_large() -> ApiError:
