@@ -26,6 +26,8 @@ HTTP_REQUESTS, FRAMES, WIRES = 700, 600, 300
 WARM_UP_FRAC = 0.25
 GROWTH_MB = 24.0
 """Allowed after the warm-up: buffers of 8 MiB bodies come and go."""
+GROWN = 2
+"""File descriptors and tasks more or less: the bus has some that come and go."""
 SETTLED_S = 20.0
 SERVER_FAULTS = re.compile(r"(?:frame )?5\d\d ")
 DOCUMENT = Path(__file__).parents[2] / "docs/clients.md"
@@ -103,6 +105,17 @@ async def at_rest(stack: LiveStack) -> None:
         await asyncio.sleep(0.1)
 
 
+async def like(before: Vitals, gateway: Process) -> Vitals:
+    """The vitals once connections that were cut have been let go; a leak never is."""
+    give_up_s = time.monotonic() + SETTLED_S
+    while True:
+        after = Vitals(gateway)
+        grown = max(after.fds - before.fds, after.tasks - before.tasks)
+        if grown <= GROWN or time.monotonic() > give_up_s:
+            return after
+        await asyncio.sleep(0.2)
+
+
 async def test_ten_thousand_requests_of_ill_will(sim: LiveStack) -> None:
     gateway = sim.of("gateway")
     judge = Judge(documented())
@@ -112,7 +125,7 @@ async def test_ten_thousand_requests_of_ill_will(sim: LiveStack) -> None:
 
     await attack(sim.port, judge, part="rest", frac=1 - WARM_UP_FRAC)
     await at_rest(sim)
-    after = Vitals(gateway)
+    after = await like(before, gateway)
 
     counted = dict(sorted(judge.seen.items()))
     log.info("seed %s: %s", SEED, counted)
@@ -123,8 +136,8 @@ async def test_ten_thousand_requests_of_ill_will(sim: LiveStack) -> None:
     assert counted["200"] > 200, "some of it was valid"
     assert counted["frame response.completed"] + counted["frame response.incomplete"] > 100
     assert after.rss_mb - before.rss_mb < GROWTH_MB
-    assert after.fds <= before.fds + 2
-    assert after.tasks <= before.tasks + 2
+    assert after.fds <= before.fds + GROWN
+    assert after.tasks <= before.tasks + GROWN
     assert gateway.popen.poll() is None
     assert "crashed" not in gateway.log.read_text(errors="replace")
     with openai.OpenAI(base_url=sim.base_url, api_key="none", max_retries=0) as client:
