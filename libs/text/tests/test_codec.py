@@ -167,3 +167,29 @@ def test_a_tokenizer_that_makes_the_library_panic_is_named_too() -> None:
     card = msgspec.structs.replace(tiny_card(), tokenizer_json=bent)
     with pytest.raises(Permanent, match="card of tiny has no usable tokenizer: range end index"):
         TextCodec.from_card(card)
+
+
+def test_a_text_in_parts_has_the_tokens_of_the_whole(codec: TextCodec) -> None:
+    text = "Hello world, hello and so on " * 8000
+    for add_bos in (None, False, True):
+        parts = list(codec.text_parts(text, add_bos=add_bos))
+        assert len(parts) > 1
+        assert [token for part in parts for token in part] == codec.encode(text, add_bos=add_bos)
+    assert [token for part in codec.text_parts("") for token in part] == codec.encode("")
+
+
+def test_a_conversation_in_parts_is_rendered_where_it_is_read() -> None:
+    card = msgspec.structs.replace(tiny_card(), chat_template="{{ raise_exception('no') }}")
+    parts = TextCodec.from_card(card).chat_parts([{"role": "user", "content": "Hello"}])
+    with pytest.raises(InvalidRequest):
+        next(parts)
+
+
+def test_tokens_are_written_out_with_control_tokens(codec: TextCodec) -> None:
+    said = [{"role": "user", "content": "Hello wörld"}]
+    ids = codec.encode_chat(said)
+    assert codec.written(ids) == codec.render(said)
+    assert codec.control_text(ids[0]) == codec.written(ids[:1])
+    half = codec.encode("ö", add_bos=False)[:1]
+    assert codec.written(half) == "\N{REPLACEMENT CHARACTER}"
+    assert codec.control_text(10**6) == codec.written([10**6]) == ""

@@ -144,6 +144,12 @@ BATCHES: tuple[dict[str, Any], ...] = (
         "metadata": {"a": "b"},
     },
 )
+TOKENS: tuple[dict[str, Any], ...] = (
+    {"model": "tiny", "prompt": "Once", "add_special_tokens": True, "return_token_strs": True},
+    {"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": False},
+    {"model": "tiny", "tokens": [1, 2, 300]},
+    {"model": "tiny", "input": ["a", [1, 2]], "encoding_format": "float", "dimensions": 8},
+)
 SCHEMAS: tuple[dict[str, Any], ...] = (
     _SCHEMA,
     {"type": "object", "patternProperties": {"^x-": {"type": "string"}}, "minProperties": 1},

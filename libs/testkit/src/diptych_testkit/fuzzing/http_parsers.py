@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from diptych_gateway.class_checks import likely_class
 from diptych_gateway.completion_checks import check_completion, decode_completion
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.idempotency import once_of
+from diptych_gateway.input_pages import page as items_page
 from diptych_gateway.models import ServedModel
 from diptych_gateway.paging import paging
 from diptych_gateway.reading import ClientGone, read_json_body, wants_resume
@@ -27,6 +29,11 @@ from diptych_gateway.response_bodies import decode_create, decode_frame_kind, de
 from diptych_gateway.response_checking import check_frame, check_response
 from diptych_gateway.responses import query
 from diptych_gateway.sockets import _lane as lane_of
+from diptych_gateway.tokenizing_bodies import (
+    decode_detokenize,
+    decode_embeddings,
+    decode_tokenize,
+)
 from diptych_gateway.uploading import read_form
 from diptych_testkit.fuzzing import bodies
 from diptych_testkit.fuzzing.bending import WHOLE_TEXTS, as_json, bent_bytes, bent_tree
@@ -49,6 +56,7 @@ def parsers() -> list[Parser]:
         _of_bodies("websocket", bodies.FRAMES, _frame, cases=350),
         _of_bodies("batches", bodies.BATCHES, _batch, cases=5000),
         _of_bodies("schemas", bodies.SCHEMAS, _schema, cases=600),
+        _of_bodies("tokens", bodies.TOKENS, _tokens, cases=2500),
         Parser(name="batch-lines", make=_file, read=_lines, told=_ERRORS, cases=300),
         Parser(name="uploads", make=_form, read=_upload, told=_ERRORS, cases=1500),
         Parser(name="queries", make=_scope, read=_queries, told=_ERRORS, cases=4000),
@@ -131,6 +139,19 @@ def _obey(grammar: Grammar) -> None:
         check_schema(grammar.text, param="x")
     else:
         check_grammar(grammar)
+
+
+def _tokens(data: bytes) -> None:
+    """`/tokenize`, `/detokenize` and `/v1/embeddings`: what one refuses another may not."""
+    for read in (_tokenize, decode_detokenize, decode_embeddings):
+        with suppress(*_ERRORS):
+            read(data)
+
+
+def _tokenize(data: bytes) -> None:
+    asked = decode_tokenize(data)
+    if asked.prompt is None:
+        served_model().codec.encode_chat(asked.messages)
 
 
 def _batch(data: bytes) -> None:
@@ -273,7 +294,7 @@ def _scope(rng: Random) -> Tree:
 
 def _queries(scope: Tree) -> None:
     """Each of them: what one refuses another may not."""
-    for read in (query, wanted_by_query, _event_id, _paged, _once, _resume, _declared):
+    for read in (query, wanted_by_query, _event_id, items_page, _paged, _once, _resume, _declared):
         try:
             read(scope)
         except _ERRORS as err:
