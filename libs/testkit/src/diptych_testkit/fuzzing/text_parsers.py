@@ -24,7 +24,7 @@ Answer = tuple[AnswerFormat, str, tuple[int, ...]]
 def parsers() -> list[Parser]:
     """All of them."""
     return [
-        Parser(name="templates", make=_template, read=_render, cases=250, cpu_s=8.0),
+        Parser(name="templates", make=_template, read=_render, cases=80, cpu_s=8.0),
         Parser(name="messages-in-templates", make=_conversation, read=_encode, cases=700),
         Parser(name="cards", make=_card, read=_codec, cases=200),
         Parser(name="answers", make=_answer, read=_parse, cases=1500),
