@@ -60,7 +60,7 @@ async def test_the_first_answer_stands(bus: Any) -> None:
         await archive.create(STORED)
         assert await archive.finish(RID, lambda: answer("first"), timeout_s=2)
         assert await other.finish(RID, lambda: answer("second"), timeout_s=2)
-        found = await archive.get(STORED.response_id)
+        found = await archive.get(STORED.response_id, tenant="default")
     assert found == msgspec.structs.replace(STORED, answer=answer("first"))
 
 
@@ -69,7 +69,7 @@ async def test_what_was_deleted_does_not_come_back(bus: Any) -> None:
         await archive.create(STORED)
         await archive.delete(STORED)
         assert await archive.finish(RID, lambda: answer("late"), timeout_s=2)
-        assert await archive.get(STORED.response_id) is None
+        assert await archive.get(STORED.response_id, tenant="default") is None
 
 
 async def test_writes_wait_for_the_bus_to_come_back(bus: Any) -> None:
@@ -85,7 +85,7 @@ async def test_writes_wait_for_the_bus_to_come_back(bus: Any) -> None:
         archive._bucket.get = get  # type: ignore[method-assign]
         assert not await archive.finish(RID, lambda: answer("a"), timeout_s=0.01)
         assert await archive.settled(2)
-        found = await archive.get(STORED.response_id)
+        found = await archive.get(STORED.response_id, tenant="default")
     assert found is not None
     assert found.answer == answer("a")
 
@@ -97,7 +97,7 @@ async def test_too_much_to_store_is_a_413_that_says_how_much_and_stores_nothing(
         await archive.create(big)
     assert (refused.value.status, refused.value.param) == (413, "instructions")
     assert str(MAX_RESPONSE_BYTES) in str(refused.value)
-    assert await archive.get(STORED.response_id) is None
+    assert await archive.get(STORED.response_id, tenant="default") is None
     assert await bus.object_names(RESPONSE_PARTS) == []
 
 
@@ -115,7 +115,7 @@ async def test_a_long_turn_is_kept_apart_and_found_whole_by_another_gateway(bus:
         assert (kept.input, kept.instructions) == ((), "Be brief.")
         assert await archive.finish(RID, lambda: answer("short"), timeout_s=2)
     other = Archive(bus)
-    found = await other.get(LONG.response_id)
+    found = await other.get(LONG.response_id, tenant="default")
     assert found is not None
     assert found == msgspec.structs.replace(kept, answer=answer("short"))
     whole = await other.with_messages(found)
@@ -131,7 +131,7 @@ async def test_a_long_answer_is_kept_apart_and_shown_whole(bus: Any) -> None:
         await archive.create(STORED)
         done = (archive.finish(RID, lambda: long, timeout_s=3) for archive in (archive, other))
         assert await asyncio.gather(*done) == [True, True]
-        found = await archive.get(STORED.response_id)
+        found = await archive.get(STORED.response_id, tenant="default")
         assert found is not None
         assert found.answer is not None
         assert found.answer.deltas == long.deltas
@@ -166,4 +166,4 @@ async def test_a_response_whose_part_is_gone_says_so(bus: Any) -> None:
 
 @pytest.mark.parametrize("wanted", ["", "*", ">", "resp_*", f"resp_{'a' * 31}.", "a" * 32])
 async def test_only_an_id_is_a_key(bus: Any, wanted: str) -> None:
-    assert await Archive(bus).get(wanted) is None
+    assert await Archive(bus).get(wanted, tenant="default") is None

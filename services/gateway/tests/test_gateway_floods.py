@@ -188,7 +188,7 @@ async def test_turns_that_wait_share_what_memory_there_is(run_stack: Any) -> Non
 
 
 def _waiting(app: Any) -> Budget:
-    for route in app._app.routes:
+    for route in app._app._app.routes:
         if route.path == "/v1/responses" and hasattr(route.app, "waiting"):
             found: Budget = route.app.waiting
             return found
@@ -200,7 +200,7 @@ async def test_conversations_that_find_no_room_are_not_remembered(run_stack: Any
         fleet.say(request, fleet.ids("Hello"), end=EndReason.STOP)
 
     async with run_stack(script) as stack:
-        for route in stack.gateway.server._server.config.app._app.routes:
+        for route in stack.gateway.server._server.config.app._app._app.routes:
             if hasattr(route.app, "remembered"):
                 route.app.remembered.limit = 300
                 remembered = route.app.remembered

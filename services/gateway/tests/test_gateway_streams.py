@@ -13,7 +13,7 @@ from diptych_contracts.sampling import Sampling, Stopping
 from diptych_gateway.answers import ChunkWriter, Heading, usage
 from diptych_gateway.metrics import of_model
 from diptych_gateway.patience import Limits, Patience
-from diptych_gateway.streams import AnswerStream
+from diptych_gateway.streams import AnswerStream, Shown
 from diptych_testkit.tiny_gguf import EOS_ID, tiny_card
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
@@ -60,7 +60,7 @@ def end(reason: EndReason = EndReason.STOP, attempt: int = 1, count: int | None 
 def fed(made: AnswerStream, *parts: Any) -> str:
     for part in parts:
         made.feed(part, now_s=11.0)
-    return "".join(text for _, text in made.texts())
+    return "".join(shown.text for shown in made.texts())
 
 
 def test_pieces_are_the_same_however_late_they_are_taken() -> None:
@@ -69,14 +69,14 @@ def test_pieces_are_the_same_however_late_they_are_taken() -> None:
     at_once, one_by_one = stream(), stream()
     at_once.feed(tokens(*all_ids), now_s=11.0)
     at_once.feed(end(), now_s=11.0)
-    pieces = []
+    pieces: list[Shown] = []
     for index, token in enumerate(all_ids):
         one_by_one.feed(tokens(token, index=index), now_s=11.0)
         pieces += list(one_by_one.texts())
     one_by_one.feed(end(), now_s=11.0)
     pieces += list(one_by_one.texts())
     assert pieces == list(at_once.texts())
-    assert "".join(piece for _, piece in pieces) == text
+    assert "".join(piece.text for piece in pieces) == text
 
 
 def test_a_character_is_never_cut() -> None:
@@ -86,7 +86,7 @@ def test_a_character_is_never_cut() -> None:
     assert fed(made, tokens(*emoji[:-1])) == ""
     assert list(made.texts()) == []
     made.feed(tokens(emoji[-1], index=len(emoji) - 1), now_s=11.0)
-    assert list(made.texts()) == [(len(emoji) - 1, "🙂")]
+    assert list(made.texts()) == [Shown(len(emoji) - 1, "🙂")]
 
 
 def test_a_stop_string_across_tokens_is_held_back_and_never_shown() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych_cli import catalogue, teaching
+from diptych_cli import access_commands, catalogue, teaching
 from diptych_cli.failing import CliError, need
 
 _DEFAULT_PORT = 8080
@@ -39,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_tap,
         _add_kv,
         _add_dead,
+        *access_commands.ADDED,
         _add_models,
         _add_doctor,
     ):
@@ -180,7 +181,7 @@ def _run_chat(options: argparse.Namespace) -> int:
     chat, asking = need("diptych_cli.chat"), need("diptych_cli.asking")
     url = options.url or _running(options).base_url
     # A key of somebody else's is none of a local stack's business.
-    key = os.environ.get("OPENAI_API_KEY", "") if options.url else ""
+    key = os.environ.get("OPENAI_API_KEY" if options.url else "DIPTYCH_API_KEY", "")
     wishes = chat.ChatOptions(
         model=options.model,
         system=options.system,

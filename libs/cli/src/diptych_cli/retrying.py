@@ -139,6 +139,7 @@ def _stored(retry: Retry, old: StoredResponse | None) -> StoredResponse:
         gateway=request.gateway,
         journal_seq=0,
         model=request.model,
+        tenant=request.tenant,
         created_unix_ms=request.created_unix_ms,
         deadline_unix_ms=request.deadline_unix_ms,
         prompt_tokens=request.prompt_tokens,

@@ -10,6 +10,9 @@ Serve large language models with prefill and decode on separate workers.
   diptych tap 'event.>'               what goes over the bus
   diptych kv                          KV transfers on their way
   diptych dead list                   requests that were given up
+  diptych keys create --name laptop   API keys: with one, every request needs one
+  diptych tenants list                whose keys, and how much they may take together
+  diptych usage                       what each tenant used, per day
   diptych doctor                      can this machine run it?
   diptych models list                 weights known by name
 """
@@ -25,6 +28,7 @@ Ctrl-C stops everything.
   diptych up --prefill 0              decode workers do both phases
   diptych up --model ./my-model.gguf  weights of your own
   diptych up --model OWNER/REPO       weights from Hugging Face
+  diptych up --host 0.0.0.0           for the network: after diptych keys create
   diptych up -v                       show every service's log, not only warnings
 
 Gateways share the port; the kernel spreads connections over them. diptych scale changes the
@@ -120,4 +124,38 @@ Check what the stack needs on this machine and say what to do. Exit code 1 if so
 
   diptych doctor
   diptych doctor --port 9000
+"""
+
+KEYS = """\
+API keys. Without any, gateways serve this machine alone; with one, every request needs one, as
+'Authorization: Bearer <key>'. A key is printed once, where it is made, and stored as a hash. A
+change counts at every gateway within about a second, without a restart.
+
+  diptych keys create --name laptop
+  diptych keys create --tenant acme --expires 90d --requests-per-minute 600
+  diptych keys list
+  diptych keys show 5f0c              an id, or how it begins
+  diptych keys revoke 5f0c            kept on record; the door stays closed
+  diptych keys revoke 5f0c --forget   as if it had never been
+
+Requests that run when their key is revoked run to their end. A key's limits are its own; those of
+all keys of a tenant together: diptych tenants limit.
+"""
+
+TENANTS = """\
+Tenants: whose keys, and what all of them may take together. What one tenant stores no other can
+read, and cached prompts are never shared.
+
+  diptych tenants list
+  diptych tenants limit acme --requests-per-minute 600 --tokens-per-minute 200000 --concurrency 32
+  diptych tenants limit acme          no limit any more
+"""
+
+USAGE = """\
+What each tenant used, per day (UTC): requests, tokens, KV held (in tokens times seconds), energy.
+Every request that ended is in it once, within seconds.
+
+  diptych usage
+  diptych usage --tenant acme --since 2026-01-01
+  diptych usage --json
 """

@@ -26,6 +26,13 @@ class RequestEnded(Message, frozen=True, kw_only=True, tag="request_ended.1"):
 
     request_id: RequestId
     end: End
+    tenant: str = ""
+    """Who pays; empty where that was told before (its record outlived the request)."""
+    model: str = ""
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    """How many the journal holds, however it ended."""
+    ended_unix_ms: int = 0
 
 
 class MemberJoined(Message, frozen=True, kw_only=True, tag="member_joined.1"):

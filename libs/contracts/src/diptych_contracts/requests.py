@@ -181,5 +181,7 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     """Present where its client may come back for the answer."""
     deadline_unix_ms: int = 0
     """End of the total deadline."""
+    tenant: str = "default"
+    """Whose it is: nobody else is told that it exists."""
     cancel_reason: str = ""
     end: End | None = None

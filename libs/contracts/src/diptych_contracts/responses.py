@@ -87,6 +87,8 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     prompt_cache_key: str | None = None
     answer: StoredAnswer | None = None
     """Set once, when it has ended."""
+    tenant: str = "default"
+    """Whose it is: nobody else is told that it exists."""
     turn: PartRef | None = None
     """Where `input` and `history` are, if not here: a `StoredTurn`."""
 

@@ -143,7 +143,13 @@ LEASES = BucketSpec(name="leases")
 WORKERS = BucketSpec(name="workers")
 CONFIG = BucketSpec(name="config", history=8)
 RESPONSES = BucketSpec(name="responses", max_bytes=1024**3)
-BUCKETS = (REQUEST_RECORDS, LEASES, WORKERS, CONFIG, RESPONSES)
+KEYS = BucketSpec(name="keys", history=8, max_bytes=64 * 1024 * 1024)
+"""API keys, hashed, and tenants (`contracts.keys`); its history is part of the audit."""
+ALLOWANCES = BucketSpec(name="allowances", max_bytes=64 * 1024 * 1024)
+"""What is left of limits that gateways share (`contracts.allowances`)."""
+USAGE = BucketSpec(name="usage")
+"""What each tenant used, per day (`contracts.usage`)."""
+BUCKETS = (REQUEST_RECORDS, LEASES, WORKERS, CONFIG, RESPONSES, KEYS, ALLOWANCES, USAGE)
 
 MODELS = "models"
 """The object bucket that holds model cards."""
@@ -170,6 +176,10 @@ OBJECT_BUCKETS = (
         max_age_s=RUNNING_RESPONSE_TTL_S + ENDED_RESPONSE_TTL_S,
     ),
 )
+
+ALLOWANCE_TTL_S = 2 * MINUTE_S
+"""A limit that nobody used for a minute is whole again: then its record says nothing."""
+USAGE_TTL_S = 400 * DAY_S
 
 LEASE_TTL_S = 10.0
 WORKER_TTL_S = 30.0

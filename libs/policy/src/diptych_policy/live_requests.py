@@ -281,7 +281,15 @@ class LiveRequests:
             effects = buried(record, end, request=request, tokens=tokens, unix_ms=self._unix_ms)
         request_id = record.request_id
         prompt = unneeded_prompt(request, end) if request is not None else ""
-        ended = RequestEnded(request_id=request_id, end=end)
+        ended = RequestEnded(
+            request_id=request_id,
+            end=end,
+            tenant=request.tenant if request is not None else "",
+            model=request.model if request is not None else "",
+            prompt_tokens=request.prompt_tokens if request is not None else 0,
+            answer_tokens=tokens,
+            ended_unix_ms=self._unix_ms,
+        )
         return [
             *effects,
             Announce(request_id, ended, f"{request_id}.end", first=True),

@@ -115,6 +115,7 @@ class Ledger(RecordNews):
             journal_seq=event.journal_seq,
             deadline_unix_ms=event.stored_unix_ms + round(request.deadlines.total_s * 1000),
             head=request.head,
+            tenant=request.tenant,
         )
         live = self._enter(request, record, Stage.CREATING)
         if event.deliveries >= self._limits.max_deliveries:

@@ -20,6 +20,7 @@ from diptych_contracts.errors import (
     Transient,
 )
 from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.keys import DEFAULT_TENANT
 from diptych_contracts.prompts import MAX_INLINE_TOKENS, compact
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
@@ -80,7 +81,12 @@ class Acceptance:
         self._rng = rng
 
     async def request(
-        self, call: Call, request_id: RequestId, *, identity: Identity
+        self,
+        call: Call,
+        request_id: RequestId,
+        *,
+        identity: Identity,
+        tenant: str = DEFAULT_TENANT,
     ) -> tuple[Request, ServedModel, bytes]:
         """The request that `call` describes, not stored yet, and its prompt if that is long.
 
@@ -104,6 +110,7 @@ class Acceptance:
             request_id=request_id,
             gateway=identity.gateway,
             model=call.model,
+            tenant=tenant,
             priority_class=call.priority_class,
             prompt_ids=tuple(prompt_ids) if len(prompt_ids) <= MAX_INLINE_TOKENS else (),
             sampling=sampling,

@@ -15,7 +15,7 @@ from diptych_contracts.cards import ModelCard
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import Report
 from diptych_gateway.errors import ApiError
-from diptych_gateway.streams import AnswerStream
+from diptych_gateway.streams import AnswerStream, Shown
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n"
@@ -189,10 +189,14 @@ class ChunkWriter:
         heading: What every chunk says.
         include_usage: Whether the usage is told.
         after: The last index the client has; nothing up to it is said again.
+        choice: Which of the request's answers it is.
     """
 
-    def __init__(self, heading: Heading, *, include_usage: bool, after: int = _NOTHING) -> None:
+    def __init__(
+        self, heading: Heading, *, include_usage: bool, after: int = _NOTHING, choice: int = 0
+    ) -> None:
         self._heading = heading
+        self._choice = choice
         self._after = after
         self._include_usage = include_usage
         self._id = f"id: {heading.request_id}:".encode()
@@ -205,27 +209,37 @@ class ChunkWriter:
         """The first chunk: whose turn it is."""
         return self._unseen(-1, self._chunk(Delta(role="assistant", content="")))
 
-    def texts(self, pieces: Iterable[tuple[int, str]]) -> list[bytes]:
+    def texts(self, pieces: Iterable[Shown]) -> list[bytes]:
         """A chunk per piece of text."""
-        return [self.text(index, text) for index, text in pieces if index > self._after]
+        return [self.text(index, text) for index, text, _ in pieces if index > self._after]
 
     def text(self, index: int, text: str) -> bytes:
         """Text that token `index` made showable."""
         return b"%b%d%b%b%b" % (self._id, index, self._head, _encode(text), self._tail)
 
+    def delta(self, index: int, delta: Delta) -> list[bytes]:
+        """Something else that token `index` brought about."""
+        return self._unseen(index, self._chunk(delta))
+
+    def finish(self, stream: AnswerStream, reason: str | None = None) -> list[bytes]:
+        """The last chunk of this choice: why it is complete."""
+        chunk = self._chunk(Delta(), finish_reason=reason or finish_reason(stream))
+        return self._unseen(stream.tokens + 1, chunk)
+
+    def total(self, used: Usage, index: int) -> list[bytes]:
+        """The usage of all choices, if it was asked for, and the end mark."""
+        if not self._include_usage:
+            return [DONE]
+        chunk = self._chunk(Delta())
+        chunk.choices = []
+        chunk.usage = used
+        return [*self._unseen(index, chunk), DONE]
+
     def last(self, stream: AnswerStream) -> list[bytes]:
         """The last chunk, the usage if it was asked for, and the end mark; or why it failed."""
         if stream.failure is not None:
             return self.failed(stream.failure)
-        tokens = stream.tokens
-        finish = self._chunk(Delta(), finish_reason=finish_reason(stream))
-        last = self._unseen(tokens + 1, finish)
-        if not self._include_usage:
-            return [*last, DONE]
-        chunk = self._chunk(Delta())
-        chunk.choices = []
-        chunk.usage = usage(stream)
-        return [*last, *self._unseen(tokens + 2, chunk), DONE]
+        return [*self.finish(stream), *self.total(usage(stream), stream.tokens + 2)]
 
     def failed(self, failure: ApiError) -> list[bytes]:
         """An error after the first byte; the connection's end follows it."""
@@ -237,7 +251,7 @@ class ChunkWriter:
             created=self._heading.created_unix_s,
             model=self._heading.card.model,
             system_fingerprint=self._heading.fingerprint,
-            choices=[ChunkChoice(delta=delta, finish_reason=finish_reason)],
+            choices=[ChunkChoice(index=self._choice, delta=delta, finish_reason=finish_reason)],
             usage=None if self._include_usage else UNSET,
         )
 

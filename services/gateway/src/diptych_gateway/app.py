@@ -9,6 +9,7 @@ from diptych_chassis.member import Member
 from diptych_contracts.ids import new_request_id
 from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
+from diptych_gateway.allowances import Allowances
 from diptych_gateway.archive import Archive
 from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
@@ -17,11 +18,13 @@ from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
 from diptych_gateway.keeping import Keeper
+from diptych_gateway.keyring import Keyring
+from diptych_gateway.metering import Metering
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
 from diptych_gateway.responses import Responses
 from diptych_gateway.resuming import Resumption
-from diptych_gateway.routes import Generating, Reasons, application
+from diptych_gateway.routes import Generating, Guarding, Reasons, application
 from diptych_gateway.server import ConnectionLimits, HttpServer
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
@@ -51,6 +54,8 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s)
     in_flight = InFlight(now_s, records, keeper)
     resumption = Resumption(bus, me, in_flight=in_flight, keeper=keeper, now_s=now_s)
+    keyring = Keyring(bus, host=settings.host, allowed=settings.allow_anonymous)
+    allowances = Allowances(bus, me, now_s)
     admission = Admission(settings.max_in_flight)
     deadlines = settings.deadlines().of
     door = Door(bus=bus, admission=admission, deadlines=deadlines, now_s=now_s)
@@ -64,6 +69,8 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         in_flight=in_flight,
         keeper=keeper,
         door=door,
+        allowances=allowances,
+        renewed=keyring.renewed,
     )
     turns = Turns(generations=generations, models=models, archive=archive, resumption=resumption)
     intake = Intake(
@@ -98,7 +105,10 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         ),
     )
     reasons = _reasons(member, admission)
-    app = application(generating, models, reasons=reasons, rng=member.rng)
+    guarding = Guarding(
+        keyring=keyring, told=allowances.headers, open_metrics=settings.open_metrics
+    )
+    app = application(generating, models, guarding=guarding, reasons=reasons, rng=member.rng)
     return Gateway(
         member=member,
         server=_server(app, settings),
@@ -107,6 +117,9 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         records=records,
         archive=archive,
         resumption=resumption,
+        keyring=keyring,
+        allowances=allowances,
+        metering=Metering(bus),
         admission=admission,
         door=door,
         reasons=reasons,

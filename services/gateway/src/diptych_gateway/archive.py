@@ -91,8 +91,10 @@ class Archive:
             raise
         return stored
 
-    async def get(self, wanted: str) -> StoredResponse | None:
+    async def get(self, wanted: str, *, tenant: str) -> StoredResponse | None:
         """The response of that id, its messages perhaps apart; None if there is none (any more).
+
+        One of another tenant is none.
 
         Raises:
             ApiError: a part of it is gone (410).
@@ -100,7 +102,7 @@ class Archive:
         if not _ID.fullmatch(wanted):
             return None
         kept = await self._bucket.get(wanted)
-        if kept is None:
+        if kept is None or kept.value.tenant != tenant:
             return None
         stored, answer = kept.value, kept.value.answer
         if answer is None or answer.text is None:

@@ -80,6 +80,10 @@ class Resumed:
         return self.head.priority_class
 
     @property
+    def tenant(self) -> str:
+        return self.record.tenant
+
+    @property
     def answer_id(self) -> str:
         return f"chatcmpl-{self.request_id}"
 
@@ -106,7 +110,7 @@ class ChatResumption:
         """
         now_s = self.generations.now_s
         came = arrival(scope, arrived_s=now_s())
-        resumed = await self._found(wanted.request_id)
+        resumed = await self._found(wanted.request_id, came.caller.tenant)
         head = resumed.head
         served = self.models.get(head.model)
         with admitted(self.admission, now_s, head.priority_class):
@@ -121,11 +125,13 @@ class ChatResumption:
                 elif (text := await deliver_whole(stream)) is not None:
                     await send_json(send, 200, completion(heading, stream, text=text))
 
-    async def _found(self, request_id: RequestId) -> Resumed:
+    async def _found(self, request_id: RequestId, tenant: str) -> Resumed:
         bucket = self.bus.bucket(REQUEST_RECORDS, RequestRecord)
         for look in range(_LOOKS):
             await asyncio.sleep(_LOOK_S if look else 0)
             kept = await bucket.get(request_id)
+            if kept is not None and kept.value.tenant != tenant:
+                continue  # another's looks like none, in time too
             if kept is not None and kept.value.head is not None:
                 return Resumed(kept.value, kept.value.head)
             if kept is not None and kept.value.request_seq:

@@ -13,7 +13,7 @@ from starlette.types import Send
 from diptych_gateway.answers import KEEP_ALIVE
 from diptych_gateway.errors import ApiError
 from diptych_gateway.reading import JSON
-from diptych_gateway.streams import AnswerStream
+from diptych_gateway.streams import AnswerStream, Shown
 
 _EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -29,7 +29,7 @@ class EventWriter(Protocol):
         """What comes before any token."""
         ...
 
-    def texts(self, pieces: Iterable[tuple[int, str]]) -> list[bytes]:
+    def texts(self, pieces: Iterable[Shown]) -> list[bytes]:
         """Pieces of text, each with the index of its token."""
         ...
 
@@ -151,7 +151,7 @@ async def deliver_whole(stream: AnswerStream) -> str | None:
         raise stream.failure
     pieces: list[str] = []
     while not stream.over:
-        pieces += [piece for _, piece in stream.texts()]
+        pieces += [shown.text for shown in stream.texts()]
         await asyncio.sleep(0)  # a long answer must not keep the loop to itself
     return "".join(pieces)
 

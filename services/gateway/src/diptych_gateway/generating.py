@@ -16,9 +16,12 @@ from diptych_contracts.requests import PriorityClass, Request
 from diptych_gateway import metrics, spans
 from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
+from diptych_gateway.allowances import Allowances, Taking
+from diptych_gateway.callers import ANONYMOUS, Caller
 from diptych_gateway.checking import Call
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.keeping import Keeper
+from diptych_gateway.keyring import Renew
 from diptych_gateway.models import ServedModel
 from diptych_gateway.patience import Limits, Patience
 from diptych_gateway.settings import GatewaySettings
@@ -41,6 +44,8 @@ class Arrival:
     """The client's trace."""
     abort: Callable[[], None] | None = None
     """Cuts its connection."""
+    caller: Caller = ANONYMOUS
+    """Whose it is."""
 
 
 def arrival(scope: Scope, *, arrived_s: float) -> Arrival:
@@ -48,7 +53,7 @@ def arrival(scope: Scope, *, arrived_s: float) -> Arrival:
     headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
     state = scope["state"]
     context = propagate.extract(headers)
-    return Arrival(state["request_id"], arrived_s, context, state.get("abort"))
+    return Arrival(state["request_id"], arrived_s, context, state.get("abort"), state["caller"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,9 @@ class Generations:
     in_flight: InFlight
     keeper: Keeper
     door: Door
+    allowances: Allowances
+    renewed: Renew
+    """The caller as it stands now."""
 
     @asynccontextmanager
     async def accepted(
@@ -87,24 +95,30 @@ class Generations:
         if (call.resume or call.background) and len(self.keeper) >= self.settings.max_kept:
             raise self.door.kept_full(self.settings.max_kept, call.priority_class)
         self.door.check(call.priority_class)
+        caller = self.renewed(arrival.caller)
+        self.allowances.check(caller)
         with ExitStack() as held:
             with _tracer.start_as_current_span(
                 names.GATEWAY_ACCEPT, context=arrival.context, kind=SpanKind.SERVER
             ) as span:
                 request, served, prompt = await self.acceptance.request(
-                    call, arrival.request_id, identity=self.identity
+                    call, arrival.request_id, identity=self.identity, tenant=arrival.caller.tenant
                 )
                 metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
                 spans.describe_request(span, request, call)
+                stream = self.stream(request, served.codec, arrival, stop=request.stopping.stop)
+                taking = await self.allowances.take(caller, _most_tokens(request))
+                if taking is not None:
+                    held.callback(self._settle, taking, stream)
                 try:
                     answer_id = await prepare(request, served)
                 except StoreFull as err:
                     raise self.door.not_stored(err, request.priority_class) from err
-                stream = self.stream(request, served.codec, arrival, stop=request.stopping.stop)
                 held.enter_context(self.in_flight.holding(stream))
                 await self._store(request, served, stream, prompt)
                 del call, prompt  # megabytes, perhaps
                 held.enter_context(self.keeper.reading(request.request_id))
+                stream.stored = True
             context = trace.set_span_in_context(span)
             with _tracer.start_as_current_span(names.GATEWAY_STREAM, context=context) as span:
                 try:
@@ -116,7 +130,7 @@ class Generations:
     async def checked(self, call: Call, arrival: Arrival) -> Request:
         """The request that `call` would become; nothing runs. Raises what `accepted` raises."""
         request, *_ = await self.acceptance.request(
-            call, arrival.request_id, identity=self.identity
+            call, arrival.request_id, identity=self.identity, tenant=arrival.caller.tenant
         )
         return request
 
@@ -148,6 +162,16 @@ class Generations:
             raise
         self.door.stored(request.priority_class)
 
+    def _settle(self, taking: Taking, stream: AnswerStream) -> None:
+        """The client's connection is through with a request of limited rate."""
+        request_id = stream.request.request_id
+        if not stream.stored:
+            taking.undo()
+        elif request_id in self.keeper and stream.end is None:
+            self.keeper.settle_later(request_id, taking)
+        else:
+            taking.settle(stream.request.prompt_tokens + stream.tokens)
+
     def _account(self, stream: AnswerStream) -> None:
         now_s = self.now_s()
         reason = spans.end_reason(stream)
@@ -175,6 +199,11 @@ class Generations:
             keep_alive_s=settings.keep_alive_s,
             slow_reader_s=settings.slow_reader_s,
         )
+
+
+def _most_tokens(request: Request) -> int:
+    """How many tokens a request may come to."""
+    return request.prompt_tokens + request.stopping.max_tokens
 
 
 @asynccontextmanager

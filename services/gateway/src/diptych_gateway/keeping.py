@@ -13,6 +13,7 @@ from time import time
 from diptych_contracts.ids import RequestId
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer
+from diptych_gateway.allowances import Taking
 from diptych_gateway.archive import Archive, deltas
 from diptych_gateway.records import Records
 from diptych_policy.attendance import Attendance, grace_s
@@ -37,6 +38,8 @@ class _Kept:
     readers: int = 0
     age_s: float = 0.0
     cancelled: bool = False
+    taking: Taking | None = None
+    """What it took of its caller's limits, once its first reader has left."""
 
     def __post_init__(self) -> None:
         self.view = RequestView(self.request.request_id)
@@ -80,9 +83,15 @@ class Keeper:
         if grace > 0:
             self._kept[request.request_id] = _Kept(request, codec, Attendance(grace))
 
+    def settle_later(self, request_id: RequestId, taking: Taking) -> None:
+        """What it took of its caller's limits is settled when it ends."""
+        self._kept[request_id].taking = taking
+
     def drop(self, request_id: RequestId) -> None:
         """Forget an answer."""
-        self._kept.pop(request_id, None)
+        kept = self._kept.pop(request_id, None)
+        if kept is not None and kept.taking is not None:
+            kept.taking.settle(kept.request.prompt_tokens + len(kept.view.token_ids))
 
     @contextmanager
     def reading(self, request_id: RequestId) -> Iterator[None]:

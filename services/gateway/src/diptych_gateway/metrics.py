@@ -4,6 +4,7 @@ from functools import cache
 
 from prometheus_client import Counter
 
+from diptych_contracts.usage import Used
 from diptych_telemetry import metrics
 
 
@@ -51,3 +52,27 @@ def _refused() -> Counter:
 @cache
 def _tokens() -> Counter:
     return metrics.counter("gateway_tokens_total", "Tokens read and written.", "model", "kind")
+
+
+MAX_TENANTS = 200
+"""Tenants with series of their own; later ones are summed as `other`."""
+_tenants: set[str] = set()
+
+
+def metered(tenant: str, used: Used) -> None:
+    """Count what a tenant used."""
+    if tenant not in _tenants and len(_tenants) >= MAX_TENANTS:
+        tenant = "other"  # a tenant of that name shares its series
+    _tenants.add(tenant)
+    for kind in Used.__struct_fields__:
+        _usage().labels(tenant, kind).inc(getattr(used, kind))
+
+
+@cache
+def _usage() -> Counter:
+    return metrics.counter(
+        "gateway_usage_total",
+        "What tenants used, as this gateway summed it into the books: add all gateways'.",
+        "tenant",
+        "kind",
+    )

@@ -7,7 +7,7 @@ import msgspec
 from diptych_gateway.answers import DONE
 from diptych_gateway.errors import ApiError
 from diptych_gateway.response_events import Event
-from diptych_gateway.streams import AnswerStream
+from diptych_gateway.streams import AnswerStream, Shown
 from diptych_gateway.turns import Turn
 
 
@@ -42,10 +42,10 @@ class SseWriter:
         """The response, in progress."""
         return sse(self._turn.events.start())
 
-    def texts(self, pieces: Iterable[tuple[int, str]]) -> list[bytes]:
+    def texts(self, pieces: Iterable[Shown]) -> list[bytes]:
         """A delta per piece of text."""
         events = self._turn.events
-        return sse([event for _, text in pieces for event in events.delta(text)])
+        return sse([event for shown in pieces for event in events.delta(shown.text)])
 
     def last(self, stream: AnswerStream) -> list[bytes]:
         """The end."""
@@ -73,10 +73,10 @@ class FrameWriter:
         """The response, in progress."""
         return [event.data for event in self._turn.events.start()]
 
-    def texts(self, pieces: Iterable[tuple[int, str]]) -> list[bytes]:
+    def texts(self, pieces: Iterable[Shown]) -> list[bytes]:
         """A delta per piece of text."""
         events = self._turn.events
-        return [event.data for _, text in pieces for event in events.delta(text)]
+        return [event.data for shown in pieces for event in events.delta(shown.text)]
 
     def last(self, stream: AnswerStream) -> list[bytes]:
         """The end."""

@@ -157,7 +157,7 @@ class Responses:
 
     async def _settle(self, turn: Turn) -> None:
         while not turn.stream.over:
-            for _, text in turn.stream.texts():
+            for _, text, _ in turn.stream.texts():
                 turn.events.delta(text)
             await asyncio.sleep(0)  # a long answer must not keep the loop to itself
         await self.turns.settle(turn)
@@ -192,7 +192,8 @@ class Responses:
     async def _until_ended(self, stored: StoredResponse, scope: Scope) -> StoredResponse:
         """`stored` with the end that was asked for, if it comes in time."""
         generations = self.turns.generations
-        came = Arrival(scope["state"]["request_id"], generations.now_s())
+        state = scope["state"]
+        came = Arrival(state["request_id"], generations.now_s(), caller=state["caller"])
         try:
             async with asyncio.timeout(_CANCEL_S), self.turns.again(stored, came) as turn:
                 await until_over(turn.stream)
@@ -205,7 +206,7 @@ class Responses:
 
     async def _found(self, scope: Scope) -> StoredResponse:
         wanted: str = scope["path_params"]["response_id"]
-        stored = await self.turns.archive.get(wanted)
+        stored = await self.turns.archive.get(wanted, tenant=scope["state"]["tenant"])
         if stored is None:
             text = f"there is no response '{wanted[:80]}' (any more)"
             raise ApiError(404, text, code="response_not_found", param="response_id")

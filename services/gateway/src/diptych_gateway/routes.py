@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 import msgspec
@@ -13,10 +14,13 @@ from starlette.types import ASGIApp
 from diptych_contracts.cards import ModelCard
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.envelope import Envelope
+from diptych_gateway.identity import Identity, Told
+from diptych_gateway.keyring import Keyring
 from diptych_gateway.models import Models
 from diptych_gateway.reading import JSON
 from diptych_gateway.responses import Answering, Responses
 from diptych_gateway.sockets import ResponsesSocket
+from diptych_policy.access import Right
 from diptych_telemetry import metrics
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -29,6 +33,8 @@ LIVE = "/health/live"
 READY = "/health/ready"
 METRICS = "/metrics"
 ENDPOINTS = frozenset({CHAT_COMPLETIONS, RESPONSES, MODELS, LIVE, READY, METRICS})
+OPEN = frozenset({LIVE, READY, "/openapi.json", "/docs"})
+"""Say nothing of anybody, so they ask for no key."""
 
 Reasons = Callable[[], list[str]]
 """Why this gateway does not serve; empty if it does."""
@@ -62,8 +68,17 @@ class Generating:
     socket: ResponsesSocket
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarding:
+    """Who is let in, and what they are told of their limits."""
+
+    keyring: Keyring
+    told: Told
+    open_metrics: bool = False
+
+
 def application(
-    generating: Generating, models: Models, *, reasons: Reasons, rng: Random
+    generating: Generating, models: Models, *, guarding: Guarding, reasons: Reasons, rng: Random
 ) -> ASGIApp:
     """The whole of the gateway's HTTP side."""
     responses = generating.responses
@@ -101,7 +116,24 @@ def application(
         ],
         redirect_slashes=False,
     )
-    return Envelope(router, rng=rng, endpoint=endpoint)
+    guarded = Identity(
+        router,
+        keyring=guarding.keyring,
+        needs=partial(needs, open_metrics=guarding.open_metrics),
+        told=guarding.told,
+    )
+    return Envelope(guarded, rng=rng, endpoint=endpoint)
+
+
+def needs(method: str, path: str, *, open_metrics: bool = False) -> Right | None:
+    """The right that `path` takes; None: it is open to everybody."""
+    if path in OPEN or (open_metrics and path == METRICS):
+        return None
+    if path == METRICS:
+        return Right.LOOK
+    if method in ("GET", "HEAD") and (path == MODELS or path.startswith(f"{MODELS}/")):
+        return Right.LIST
+    return Right.ASK
 
 
 def endpoint(path: str) -> str:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from diptych_chassis.draining import Drain
 from diptych_chassis.member import Member
 from diptych_gateway.admitting import Door
+from diptych_gateway.allowances import Allowances
 from diptych_gateway.archive import Archive
 from diptych_gateway.in_flight import InFlight
+from diptych_gateway.keyring import Keyring
+from diptych_gateway.metering import Metering
 from diptych_gateway.models import Models
 from diptych_gateway.records import Records
 from diptych_gateway.resuming import Resumption
@@ -37,6 +40,9 @@ class Gateway:
     records: Records
     archive: Archive
     resumption: Resumption
+    keyring: Keyring
+    allowances: Allowances
+    metering: Metering
     admission: Admission
     door: Door
     reasons: Callable[[], list[str]]
@@ -44,6 +50,7 @@ class Gateway:
 
     async def run(self) -> None:
         """Serve until the member stops."""
+        await self.keyring.start()
         self.server.bind()
         journal = await self.member.bus.follow(self.member.incarnation, self.in_flight.dispatch)
         try:
@@ -56,6 +63,7 @@ class Gateway:
             await self.resumption.close()
             await self.models.close()
             await journal.close()
+            await self.keyring.close()
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -67,6 +75,8 @@ class Gateway:
                     self.records.run,
                     self.archive.run,
                     self.resumption.run,
+                    self.allowances.run,
+                    self.metering.run,
                     self._tick,
                 )
             ]

@@ -11,6 +11,11 @@ from diptych_policy.attendance import RESUME_GRACE_S
 class GatewaySettings(ServiceSettings):
     host: str = "127.0.0.1"
     port: int = 8080
+    allow_anonymous: bool = False
+    """While there is no API key, serve anybody who reaches `host`, beyond this machine too."""
+    open_metrics: bool = False
+    """Give `/metrics` to those without a key although there are keys: for scrapers in a network
+    where nobody else is. It tells what each tenant uses."""
     reuse_port: bool = False
     """Let several gateways of one user on one machine share the port (SO_REUSEPORT): the kernel
     spreads connections over them. One that drains leaves the port first."""

@@ -24,6 +24,7 @@ from diptych_contracts.requests import PriorityClass
 from diptych_gateway.admitting import admitted
 from diptych_gateway.bodies import ABSENT
 from diptych_gateway.budget import Budget
+from diptych_gateway.callers import Caller
 from diptych_gateway.delivering import deliver
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival
@@ -151,6 +152,7 @@ class _Connection:
         self._send = send
         self._resume = resume
         self._abort: Callable[[], None] | None = scope["state"].get("abort")
+        self._caller: Caller = scope["state"]["caller"]
         headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         self._context = propagate.extract(headers)
         self._settings = socket.turns.generations.settings
@@ -270,7 +272,7 @@ class _Connection:
         frame = asked.frame
         judge = partial(check_frame, frame, resume=self._resume)
         call = await self._socket.intake.judged(asked.size, judge)
-        came = Arrival(self._socket.new_id(), arrived_s, self._context, self._abort)
+        came = Arrival(self._socket.new_id(), arrived_s, self._context, self._abort, self._caller)
         local = self._memory.pasts()
         with admitted(self._socket.admission, now_s, call.priority_class):
             if frame.generate is False:

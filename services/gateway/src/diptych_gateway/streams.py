@@ -7,7 +7,7 @@ one a wake-up per engine step: no task, queue entry or generator per token.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
@@ -20,6 +20,25 @@ from diptych_text.answer import AnswerText
 
 MAX_TAKE = 256
 """About 80 KB of events: a slow client holds that and the socket's buffers, whatever waits."""
+
+
+class TokenChance(NamedTuple):
+    """How likely a token of the answer was, and which others were."""
+
+    offset: int
+    """Where its text begins, in characters of the answer's."""
+    chances: tuple[tuple[int, float], ...]
+    """(token, logprob): the chosen one first, then the likeliest, likeliest first."""
+
+
+class Shown(NamedTuple):
+    """What one token made showable."""
+
+    at: int
+    """That token's index; the number of tokens for what was held back until the end."""
+    text: str
+    logprobs: tuple[TokenChance, ...] = ()
+    """Of the tokens the text is made of, where they were asked for."""
 
 
 class Asked(Protocol):
@@ -78,6 +97,8 @@ class AnswerStream:
         """Whether the client has left."""
         self.refused = False
         """Whether JetStream said that it does not take the request: there is nothing to cancel."""
+        self.stored = False
+        """Whether JetStream has the request."""
         self.first_token_s: float | None = None
         self._last_token_s = arrived_s
         self._view = RequestView(request.request_id)
@@ -149,7 +170,7 @@ class AnswerStream:
         """Whether all text was taken, and none will follow."""
         return self._finished or (self._failure is not None and self._taken == self.tokens)
 
-    def texts(self) -> Iterator[tuple[int, str]]:
+    def texts(self) -> Iterator[Shown]:
         """What can be shown since the last call: one piece per token that yields text, by index.
 
         What was held back until the end comes with the number of tokens as its index.
@@ -163,13 +184,13 @@ class AnswerStream:
             text = self._text.push(ids[self._taken : self._taken + 1])
             self._taken += 1
             if text:
-                yield self._taken - 1, text
+                yield Shown(self._taken - 1, text)
         if until < len(ids):
             self.wake.set()
         elif self.end is not None and not self._finished:
             self._finished = True
             if rest := self._text.finish():
-                yield self._taken, rest  # after the last token's own piece
+                yield Shown(self._taken, rest)  # after the last token's own piece
 
     def fail(self, failure: ApiError) -> None:
         """End it here, whatever the journal will say."""

@@ -110,7 +110,8 @@ class Turns:
             ApiError: the response before it is unknown (400), still runs (409), or it is too large
                 to be stored (413).
         """
-        past = await self.past(call.body.previous_response_id, local or {})
+        tenant = arrival.caller.tenant
+        past = await self.past(call.body.previous_response_id, local or {}, tenant=tenant)
         made: list[StoredResponse] = []
 
         async def prepare(request: Request, served: ServedModel) -> str:
@@ -162,7 +163,8 @@ class Turns:
 
         Raises what `new` raises.
         """
-        past = await self.past(call.body.previous_response_id, local)
+        tenant = arrival.caller.tenant
+        past = await self.past(call.body.previous_response_id, local, tenant=tenant)
         request = await self.generations.checked(call.generation(past.messages), arrival)
         end = End(request_id=request.request_id, attempt=0, reason=EndReason.STOP, tokens=0)
         nothing = StoredAnswer(deltas=(), tokens=0, end=end, ended_unix_s=int(time()))
@@ -194,7 +196,7 @@ class Turns:
         self.archive.finish_soon(stored.request_id, lambda: answer)
         return msgspec.structs.replace(stored, answer=answer)
 
-    async def past(self, last: str | None, local: Mapping[str, Past]) -> Past:
+    async def past(self, last: str | None, local: Mapping[str, Past], *, tenant: str) -> Past:
         """The messages up to and including the answer of response `last`.
 
         Raises:
@@ -209,7 +211,7 @@ class Turns:
             if len(turns) == MAX_TURNS:
                 text = f"expected a conversation of at most {MAX_TURNS} turns, saw a longer one"
                 raise InvalidRequest(text, param="previous_response_id")
-            stored = await self._previous(wanted)
+            stored = await self._previous(wanted, tenant)
             turns.append((*(stored.history or ()), *stored.input, *said(stored.answer)))
             messages += len(turns[-1])
             chars += sum(len(message.text) for message in turns[-1])
@@ -220,8 +222,8 @@ class Turns:
             wanted = stored.previous_response_id if stored.history is None else None
         return Past(tuple(message for turn in reversed(turns) for message in turn))
 
-    async def _previous(self, wanted: str) -> StoredResponse:
-        stored = await self.archive.get(wanted)
+    async def _previous(self, wanted: str, tenant: str) -> StoredResponse:
+        stored = await self.archive.get(wanted, tenant=tenant)
         if stored is None:
             raise ApiError(
                 400,
@@ -246,6 +248,7 @@ class Turns:
             gateway=request.gateway,
             journal_seq=self.generations.in_flight.journal_seq,
             model=request.model,
+            tenant=request.tenant,
             created_unix_ms=request.created_unix_ms,
             deadline_unix_ms=request.deadline_unix_ms,
             prompt_tokens=request.prompt_tokens,
