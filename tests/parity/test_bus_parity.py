@@ -418,6 +418,9 @@ async def test_a_stream_is_read_from_its_start(connect: Connect) -> None:
     assert await counts("event.c") == []
     found = [item.delivery async for item in bus.all_stored("EVENTS", subject="event.b.x")]
     assert [(d.subject, d.headers["Nats-Msg-Id"]) for d in found[:1]] == [("event.b.x", "1")]
+    stamps = [item.stored_unix_ms async for item in bus.all_stored("EVENTS", subject="event.>")]
+    assert stamps == sorted(stamps)
+    assert abs(stamps[-1] - bus.unix_ms()) < 60_000
 
 
 async def test_a_stream_longer_than_a_batch_is_read_whole(connect: Connect) -> None:

@@ -26,6 +26,7 @@ def ask(*arguments: str) -> int:
         (("up", "--help"), ["diptych up --port 9000 --decode 2", "Ctrl-C", "--threads"]),
         (("scale", "--help"), ["diptych scale decode 3", "no request is lost"]),
         (("chat", "--help"), ["diptych chat --url", "Ctrl-C stops an answer"]),
+        (("batch", "--help"), ["diptych batch lines.jsonl > results.jsonl", "Exit code 1"]),
         (("top", "--help"), ["diptych top --once"]),
         (("tap", "--help"), ["diptych tap 'event.>' --count 1", "unless --all"]),
         (("kv", "--help"), ["diptych kv --ended 10", "diptych kv --json"]),

@@ -517,6 +517,30 @@ def logits_of(engine: LlamaCppEngine, tokens: Sequence[int]) -> np.ndarray:
     return row
 
 
+def test_logprobs_are_the_log_softmax_of_a_bare_engines_logits(workers, bare, prompts) -> None:
+    """Of the first token too, which the prefill worker samples."""
+    prefill, decode = workers
+    sampling = Sampling(temperature=1.5, seed=5, repetition_penalty=1.3, top_logprobs=5)
+    asked = work("told", prompts[64], sampling=sampling)
+    job = hand_over(prefill, asked)
+    decode.loop.submit(job)
+    answer = [*job.answer_ids, *decode.wait(job.key)]
+    told = [
+        chances
+        for worker, key in ((prefill, "told.prefill"), (decode, "told"))
+        for news in worker.news
+        if isinstance(news, NewTokens) and news.key.request_id == key
+        for chances in news.logprobs
+    ]
+    assert len(told) == len(answer) == ANSWER_TOKENS
+    for at, chances in enumerate(told):
+        row = logits_of(bare, [*prompts[64], *answer[:at]]).astype(np.float64)
+        expected = row - row.max() - np.log(np.exp(row - row.max()).sum())
+        tokens = [answer[at], *np.argsort(-row, kind="stable")[:5].tolist()]
+        assert [token for token, _ in chances] == tokens
+        assert [p for _, p in chances] == pytest.approx(expected[tokens].tolist(), abs=2e-5)
+
+
 def test_models_with_a_sliding_window_keep_no_prefixes(bare, card, monkeypatch) -> None:
     assert bare.spec.prefix_sequences > 0
     monkeypatch.setattr(LoadedModel, "sliding_window", 512)

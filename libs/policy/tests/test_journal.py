@@ -1,9 +1,10 @@
 from random import Random
 
+import msgspec
 import pytest
 
 from diptych_contracts.ids import Incarnation
-from diptych_contracts.journal import EndReason, Fence, Started, TokenFrame
+from diptych_contracts.journal import EndReason, Fence, Started, TokenEntry, TokenFrame
 from diptych_policy.journal import NOTHING, Change, RequestView, parts
 from diptych_testkit.builders import REQUEST, an_end, tokens
 
@@ -118,3 +119,45 @@ def test_of_two_ends_with_a_gap_the_first_counts(view: RequestView) -> None:
     view.apply(an_end(tokens=1))
     view.apply(an_end(EndReason.LENGTH, tokens=1))
     assert view.apply(tokens(7)).end == an_end(tokens=1)
+
+
+def told(*token_ids: int, index: int = 0, attempt: int = 1) -> TokenEntry:
+    """Tokens whose logprobs name them."""
+    entry = tokens(*token_ids, index=index, attempt=attempt)
+    logprobs = tuple(((token, -float(attempt)),) for token in token_ids)
+    return msgspec.structs.replace(entry, logprobs=logprobs)
+
+
+def test_logprobs_stay_beside_their_tokens() -> None:
+    """Across gaps, repeats, overlaps and fences."""
+    view = RequestView(REQUEST, logprobs=[])
+    for part in (
+        told(7),
+        told(7),
+        told(9, 10, index=2),
+        told(7, 8, 9, index=0),
+        told(99, index=5),
+        fence(2),
+        told(98, index=4),
+        told(11, 12, index=4, attempt=2),
+    ):
+        view.apply(part)
+    assert view.token_ids == [7, 8, 9, 10, 11, 12]
+    old, new = -1.0, -2.0
+    assert view.logprobs == [
+        ((7, old),),
+        ((8, old),),
+        ((9, old),),
+        ((10, old),),
+        ((11, new),),
+        ((12, new),),
+    ]
+
+
+def test_tokens_without_logprobs_have_none_in_their_place(view: RequestView) -> None:
+    view.apply(told(7))
+    assert view.logprobs is None
+    asking = RequestView(REQUEST, logprobs=[])
+    for part in (told(7), tokens(8, 9, index=1), told(10, index=3)):
+        asking.apply(part)
+    assert asking.logprobs == [((7, -1.0),), (), (), ((10, -1.0),)]

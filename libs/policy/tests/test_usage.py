@@ -21,9 +21,8 @@ def ended(seq: int, tenant: str = "acme", *, at_ms: int = 0, report: Report | No
         tenant=tenant,
         prompt_tokens=100,
         answer_tokens=10,
-        ended_unix_ms=at_ms,
     )
-    return Ended(seq, event)
+    return Ended(seq, event, at_ms)
 
 
 def test_what_a_request_used() -> None:

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import httpx
+import msgspec
 import openresponses_types
 import pytest
 import uvloop
@@ -20,7 +21,7 @@ from diptych_contracts import subjects
 from diptych_contracts.cards import KvLayout, ModelCard
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.ids import Incarnation
-from diptych_contracts.journal import End, EndReason, Fence, Report, TokenEntry, TokenFrame
+from diptych_contracts.journal import Chances, End, EndReason, Fence, Report, TokenEntry, TokenFrame
 from diptych_contracts.requests import Request, RequestRecord
 from diptych_contracts.streams import MODELS, REQUEST_RECORDS, SCHEDULERS, WORKERS
 from diptych_contracts.wire import encode
@@ -112,10 +113,17 @@ class Fleet:
         index: int = 0,
         attempt: int = 1,
         end: EndReason | None = None,
+        logprobs: tuple[Chances, ...] = (),
     ) -> None:
         """One frame: tokens, and the end if there is one."""
         rid = request.request_id
-        entry = TokenEntry(request_id=rid, attempt=attempt, index=index, token_ids=tuple(ids))
+        entry = TokenEntry(
+            request_id=rid,
+            attempt=attempt,
+            index=index,
+            token_ids=tuple(ids),
+            logprobs=logprobs,
+        )
         ends = () if end is None else (self.end(request, end, attempt, index + len(ids)),)
         frame = TokenFrame(worker=WORKER, entries=(entry,) if ids else (), ends=ends)
         self.bus.append(request.gateway, frame)
@@ -241,13 +249,17 @@ async def another_gateway(
 
 @asynccontextmanager
 async def running(
-    script: Script, *, context_tokens: int = CONTEXT_TOKENS, **settings: Any
+    script: Script,
+    *,
+    context_tokens: int = CONTEXT_TOKENS,
+    card: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Stack]:
     broker = MemoryBroker()
     rng = Random(7)
-    card = tiny_card(context_tokens=context_tokens)
+    made = msgspec.structs.replace(tiny_card(context_tokens=context_tokens), **(card or {}))
     member = Member(service="gateway", incarnation=GATEWAY, bus=broker.connect("gateway"), rng=rng)
-    fleet = Fleet(broker.connect("fleet"), card, TextCodec.from_card(card), script)
+    fleet = Fleet(broker.connect("fleet"), made, TextCodec.from_card(made), script)
     await fleet.register()
     with ThreadPoolExecutor(1) as executor:
         gateway = assemble(member, GatewaySettings(port=0, **settings), executor)
@@ -286,6 +298,14 @@ EVENT_TYPES = {
         "response.output_text.delta": "ResponseOutputTextDeltaStreamingEvent",
         "response.output_text.done": "ResponseOutputTextDoneStreamingEvent",
         "response.content_part.done": "ResponseContentPartDoneStreamingEvent",
+        "response.reasoning.delta": "ResponseReasoningDeltaStreamingEvent",
+        "response.reasoning.done": "ResponseReasoningDoneStreamingEvent",
+        "response.function_call_arguments.delta": (
+            "ResponseFunctionCallArgumentsDeltaStreamingEvent"
+        ),
+        "response.function_call_arguments.done": (
+            "ResponseFunctionCallArgumentsDoneStreamingEvent"
+        ),
         "response.output_item.done": "ResponseOutputItemDoneStreamingEvent",
         "response.completed": "ResponseCompletedStreamingEvent",
         "response.incomplete": "ResponseIncompleteStreamingEvent",
@@ -308,7 +328,7 @@ def check_conformity(data: Any) -> None:
     parsed = (kind or openresponses_types.ResponseResource).model_validate_json(
         json.dumps(data), strict=True
     )
-    assert set(unknown(data, parsed.model_dump(mode="json"))) <= OURS
+    assert set(unknown(data, parsed.model_dump(mode="json", by_alias=True))) <= OURS
 
 
 def unknown(data: Any, known: Any, at: str = "") -> Any:

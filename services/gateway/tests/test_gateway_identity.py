@@ -10,9 +10,11 @@ import websockets
 from websockets.asyncio.client import connect
 
 from diptych_bus.memory import MemoryBroker
-from diptych_contracts.errors import Permanent
+from diptych_contracts.errors import Permanent, Transient
 from diptych_contracts.journal import EndReason
 from diptych_contracts.keys import RateLimits, Role, key_entry
+from diptych_gateway.callers import ANONYMOUS, Caller
+from diptych_gateway.errors import ApiError
 from diptych_gateway.identity import chosen_subprotocol
 from diptych_gateway.keyring import Keyring
 from diptych_gateway.routes import needs
@@ -169,6 +171,64 @@ async def test_another_address_is_not_served_without_a_key() -> None:
     await bus.close()
 
 
+async def test_before_the_keys_are_known_nobody_is_served() -> None:
+    bus = MemoryBroker().connect("g")
+    keyring = Keyring(bus, host="127.0.0.1", allowed=True)
+    assert not keyring.open
+    with pytest.raises(Transient, match="not known yet"):
+        keyring.caller(None)
+    await bus.close()
+
+
+async def test_a_key_that_is_replaced_counts_no_more() -> None:
+    broker = MemoryBroker()
+    bus = broker.connect("g")
+    old = await put_key(bus, "k1", tenant="acme")
+    keyring = Keyring(bus, host="127.0.0.1", allowed=False)
+    await keyring.start()
+    limits = RateLimits(concurrency=3)
+    await put_tenant(bus, "acme", limits)
+    await put_key(bus, "k1", tenant="rival", sha256="00" * 32)
+    await asyncio.sleep(0.05)
+    with pytest.raises(ApiError):
+        keyring.caller(old)
+    new = await put_key(bus, "k2", tenant="acme")
+    await asyncio.sleep(0.05)
+    assert keyring.keys == 2
+    assert [holder.limits for holder in keyring.caller(new).holders] == [limits]
+    await keyring.close()
+    await bus.close()
+
+
+async def test_who_asks_from_inside_needs_no_key_but_has_its_tenants_limits() -> None:
+    """A batch's lines run long after the request that made it, perhaps at another gateway."""
+    bus = MemoryBroker().connect("g")
+    await put_key(bus, "k1", tenant="acme")
+    limits = RateLimits(requests_per_minute=5)
+    await put_tenant(bus, "acme", limits)
+    keyring = Keyring(bus, host="127.0.0.1", allowed=False)
+    await keyring.start()
+    (holder,) = keyring.renewed(Caller(tenant="acme")).holders
+    assert holder.limits == limits
+    assert keyring.renewed(Caller(tenant="rival")).holders == ()
+    with pytest.raises(ApiError, match="no longer one of this server's"):
+        keyring.renewed(ANONYMOUS)
+    await put_tenant(bus, "acme", RateLimits(), purged_unix_ms=LONG_AGO_MS)
+    await asyncio.sleep(0.05)
+    with pytest.raises(ApiError, match="is no more"):
+        keyring.renewed(Caller(tenant="acme"))
+    await keyring.close()
+    await bus.close()
+
+
+async def test_those_without_a_key_have_the_limits_of_their_tenant(stack: Any) -> None:
+    await put_tenant(stack.fleet.bus, "default", RateLimits(requests_per_minute=1))
+    await stack.until(lambda: stack.gateway.keyring.anybody.holders)
+    first, second = await chat(stack, None), await chat(stack, None)
+    assert (first.status_code, second.status_code) == (200, 429)
+    assert first.headers["x-ratelimit-limit-requests"] == "1"
+
+
 # One tenant and another
 
 
@@ -200,8 +260,8 @@ async def test_anothers_response_is_as_an_unknown_one(stack: Any, method: str, s
         await stack.client.request(method, f"/v1/responses/{wanted}{suffix}", headers=theirs)
         for wanted in (response_id, unknown)
     ]
-    anothers, missing = (like(answer, response_id, unknown) for answer in answers)
-    assert anothers == missing
+    foreign, missing = (like(answer, response_id, unknown) for answer in answers)
+    assert foreign == missing
     assert missing[0] == 404
     kept = await stack.client.get(f"/v1/responses/{response_id}", headers=mine)
     assert kept.status_code == 200
@@ -216,8 +276,8 @@ async def test_nobody_goes_on_with_anothers_response(stack: Any) -> None:
     for wanted in (response_id, unknown):
         body = stack.asked(previous_response_id=wanted)
         answers.append(await stack.client.post("/v1/responses", json=body, headers=theirs))
-    anothers, missing = (like(answer, response_id, unknown) for answer in answers)
-    assert anothers == missing
+    foreign, missing = (like(answer, response_id, unknown) for answer in answers)
+    assert foreign == missing
     assert missing[0] == 400
     mine_again = stack.asked(previous_response_id=response_id)
     assert (
@@ -236,8 +296,8 @@ async def test_anothers_chat_answer_is_as_an_unknown_one(stack: Any) -> None:
         await stack.client.get(f"{CHAT}/{wanted}", headers=theirs)
         for wanted in (answer_id, unknown)
     ]
-    anothers, missing = (like(answer, answer_id, unknown) for answer in answers)
-    assert anothers == missing
+    foreign, missing = (like(answer, answer_id, unknown) for answer in answers)
+    assert foreign == missing
     own = await stack.client.get(f"{CHAT}/{answer_id}", headers=mine)
     assert own.json()["choices"][0]["message"]["content"] == "Hello world"
 

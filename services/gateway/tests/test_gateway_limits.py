@@ -133,6 +133,17 @@ async def served(stack: Any, headers: dict[str, str]) -> bool:
     return bool((await ask(stack, headers)).status_code == 200)
 
 
+async def test_each_choice_takes_a_place_and_too_many_are_told_so(stack: Any) -> None:
+    headers = await limited(stack, concurrency=2, requests_per_minute=10)
+    several = await ask(stack, headers, n=2)
+    assert several.status_code == 200, several.text
+    assert several.headers["x-ratelimit-remaining-requests"] == "8"
+    too_many = await ask(stack, headers, n=3)
+    assert too_many.status_code == 429
+    assert too_many.headers["x-should-retry"] == "false"
+    assert len(stack.fleet.requests) == 2
+
+
 async def test_a_background_answer_keeps_its_place_until_it_ends(run_stack: Any) -> None:
     held = Held()
     async with run_stack(held) as stack:
@@ -210,6 +221,17 @@ async def test_a_sequential_client_of_two_gateways_has_its_one_place(stack: Any)
                 assert answer.status_code == 200, answer.text
 
 
+async def test_a_gateway_that_leaves_brings_its_share_back(stack: Any) -> None:
+    headers = await limited(stack, requests_per_minute=100, concurrency=2)
+    async with stack.another("gateway-00000000dddd") as client:
+        await stack.until(lambda: listed(client, headers["Authorization"].split()[1]))
+        asking = (client.post(CHAT, json=stack.body(), headers=headers) for _ in range(2))
+        assert {answer.status_code for answer in await asyncio.gather(*asking)} == {200}
+    kept = await stack.fleet.bus.bucket(ALLOWANCES, Allowance).get("key.k1")
+    assert kept.value.requests >= 98
+    assert kept.value.places == ()
+
+
 async def test_a_crowd_costs_few_writes(stack: Any) -> None:
     headers = await limited(stack, requests_per_minute=6000)
     revisions = []
@@ -219,6 +241,19 @@ async def test_a_crowd_costs_few_writes(stack: Any) -> None:
         kept = await stack.fleet.bus.bucket(ALLOWANCES, Allowance).get("key.k1")
         revisions.append(kept.revision)
     assert revisions[-1] <= 20
+
+
+async def test_while_the_bus_is_away_nothing_is_given_out_and_nothing_lost(stack: Any) -> None:
+    headers = await limited(stack, requests_per_minute=2)
+    assert (await ask(stack, headers)).status_code == 200
+    stack.broker.go_away()
+    away = await ask(stack, headers)
+    assert (away.status_code, away.json()["error"]["code"]) == (503, "unavailable")
+    stranger = await stack.client.get("/v1/models", headers=bearer("dk-stranger"))
+    assert stranger.status_code == 401
+    stack.broker.come_back()
+    await stack.until(lambda: served(stack, headers))
+    assert (await ask(stack, headers)).status_code == 429
 
 
 async def test_without_limits_nothing_is_written(stack: Any) -> None:

@@ -1,6 +1,7 @@
 """Use, summed from events by several gateways at once: each event counts once."""
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
@@ -24,7 +25,6 @@ async def end(bus: MemoryBus, number: int, tenant: str = "acme") -> None:
         tenant=tenant,
         prompt_tokens=10,
         answer_tokens=4,
-        ended_unix_ms=0,
     )
     subject = subjects.event("request_ended")
     await bus.store(subject, event, msg_id=f"{request_id}.end", timeout_s=1)
@@ -32,7 +32,8 @@ async def end(bus: MemoryBus, number: int, tenant: str = "acme") -> None:
 
 async def day_of(bus: Any, tenant: str) -> UsageDay:
     bucket = bus.bucket(USAGE, cast("type[UsageEntry]", cast(Any, UsageEntry)))
-    kept = await bucket.get(usage_key("1970-01-01", tenant))
+    day = datetime.fromtimestamp(bus.unix_ms() / 1000, UTC).date().isoformat()
+    kept = await bucket.get(usage_key(day, tenant))
     assert kept is not None
     assert isinstance(kept.value, UsageDay)
     return kept.value

@@ -34,7 +34,7 @@ async def test_the_stock_client_streams_asks_whole_and_reads_errors(stack: Any) 
             await client.chat.completions.create(model="nope", messages=MESSAGES)
         assert missing.value.code == "model_not_found"
         with pytest.raises(openai.BadRequestError) as bad:
-            await client.chat.completions.create(model="tiny", messages=MESSAGES, n=3)
+            await client.chat.completions.create(model="tiny", messages=MESSAGES, n=9)
         assert bad.value.param == "n"
 
 
@@ -65,7 +65,7 @@ async def test_the_stock_client_creates_streams_retrieves_and_deletes_responses(
             await client.responses.retrieve(response_id)
         assert missing.value.code == "response_not_found"
         with pytest.raises(openai.BadRequestError) as bad:
-            await client.responses.create(model="tiny", input="Hello", top_logprobs=3)
+            await client.responses.create(model="tiny", input="Hello", top_logprobs=21)
         assert bad.value.param == "top_logprobs"
 
 

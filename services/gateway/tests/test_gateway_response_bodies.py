@@ -24,11 +24,13 @@ def said(content: Any, **more: Any) -> list[dict[str, Any]]:
 
 IMAGE = {"type": "input_image", "image_url": "data:,"}
 
+MISSING = "missing_required_parameter"
 BAD_VALUES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": 3}, "input", "invalid_type"),
     ({"input": []}, "input", None),
     ({"input": ["Hi"]}, "input[0]", "invalid_type"),
-    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]", "unsupported_content"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id", MISSING),
+    ({"input": [{"type": "item_reference", "id": "f"}]}, "input[0]", "unsupported_content"),
     (
         {"input": [*said("a"), {"type": "item_reference", "id": "x"}]},
         "input[1]",
@@ -65,9 +67,9 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"metadata": {"k": "v" * 513}}, "metadata", None),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata", None),
     ({"diptych": {"link": "rdma"}}, "diptych.link", None),
-    ({"tools": [{"type": "web_search"}]}, "tools", "unsupported_parameter"),
-    ({"text": {"format": {"type": "json_object"}}}, "text", "unsupported_parameter"),
-    ({"reasoning": {"effort": "high"}}, "reasoning", "unsupported_parameter"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type", None),
+    ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "unsupported_parameter"),
     ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
     ({"conversation": "conv_1"}, "conversation", "unsupported_parameter"),
 ]

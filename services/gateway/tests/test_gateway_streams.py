@@ -171,6 +171,6 @@ def test_usage_tells_cached_tokens_of_the_prompt_only(cached: int, told: int) ->
 def test_text_that_looks_like_the_chunk_itself_stays_data() -> None:
     writer = ChunkWriter(Heading(RID, 1, CARD), include_usage=True)
     text = '"content":"\0"}]}\n\ndata: [DONE]\u2028"'
-    event = writer.text(4, text)
+    (event,) = writer.texts([Shown(4, text)])
     assert event.count(b"\n\n") == 1
     assert event.startswith(f"id: {RID}:4\ndata: ".encode())

@@ -82,6 +82,8 @@ class StoredItem:
 
     seq: int
     delivery: Delivery
+    stored_unix_ms: int
+    """When, by the server's clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server, asked with nothing but the standard library."""
 
 import http.client
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,9 @@ from diptych_cli.failing import CliError
 
 _CONNECT_S = 10.0
 _SILENCE_S = 300.0
+
+
+Body = bytes | Iterator[bytes] | None
 
 
 class Refusal(msgspec.Struct):
@@ -60,6 +63,18 @@ class Server:
         with self._asked("POST", "/chat/completions", msgspec.json.encode(body)) as answer:
             yield self._lines(answer)
 
+    @contextmanager
+    def asked(
+        self, method: str, path: str, body: Body = None, headers: Mapping[str, str] | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The answer to any request that succeeds.
+
+        Raises:
+            CliError: the server cannot be reached, or refuses.
+        """
+        with self._asked(method, path, body, headers) as answer:
+            yield answer
+
     def _lines(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
         try:
             while line := answer.readline():
@@ -69,11 +84,11 @@ class Server:
 
     @contextmanager
     def _asked(
-        self, method: str, path: str, body: bytes | None = None
+        self, method: str, path: str, body: Body = None, headers: Mapping[str, str] | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         connection, root = self._connection()
         try:
-            answer = self._sent(connection, method, root + path, body)
+            answer = self._sent(connection, method, root + path, body, headers)
             if answer.status != http.client.OK:
                 raise CliError(_refusal(answer.status, answer.read()))
             yield answer
@@ -81,9 +96,15 @@ class Server:
             connection.close()
 
     def _sent(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Body,
+        more: Mapping[str, str] | None,
     ) -> http.client.HTTPResponse:
         headers = {"Content-Type": "application/json"} if body else {}
+        headers |= more or {}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
         try:

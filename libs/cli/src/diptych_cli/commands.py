@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_up,
         _add_scale,
         _add_chat,
+        _add_batch,
         _add_top,
         _add_tap,
         _add_kv,
@@ -95,6 +96,18 @@ def _add_chat(commands: Any) -> None:
     chat.add_argument("--max-tokens", type=_count, default=256, help="longest answer (256)")
     _add_where(chat)
     chat.set_defaults(run=_run_chat)
+
+
+def _add_batch(commands: Any) -> None:
+    batch = _parser(
+        commands.add_parser, teaching.BATCH, name="batch", help="many requests, out of a file"
+    )
+    batch.add_argument("what", metavar="FILE|BATCH", help="JSONL, or the id of a batch to wait for")
+    batch.add_argument("--output", type=Path, metavar="FILE", help="results (standard output)")
+    batch.add_argument("--errors", type=Path, metavar="FILE", help="what failed (nowhere)")
+    batch.add_argument("--url", help="base URL of any OpenAI-compatible server")
+    _add_where(batch)
+    batch.set_defaults(run=_run_batch)
 
 
 def _add_top(commands: Any) -> None:
@@ -189,6 +202,14 @@ def _run_chat(options: argparse.Namespace) -> int:
         max_tokens=options.max_tokens,
     )
     return int(chat.chat(asking.Server(url, key), wishes, " ".join(options.question)))
+
+
+def _run_batch(options: argparse.Namespace) -> int:
+    batch, asking = need("diptych_cli.batch"), need("diptych_cli.asking")
+    url = options.url or _running(options).base_url
+    key = os.environ.get("OPENAI_API_KEY" if options.url else "DIPTYCH_API_KEY", "")
+    wishes = batch.BatchOptions(output=options.output, errors=options.errors)
+    return int(batch.batch(asking.Server(url, key), options.what, wishes))
 
 
 def _run_tap(options: argparse.Namespace) -> int:

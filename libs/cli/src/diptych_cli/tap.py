@@ -25,7 +25,10 @@ CHATTER = (
 """Not shown unless asked for: telemetry many times a second, renewals every few seconds, what was
 shown when it was stored, and the server's own business. A stack that nobody asks is silent."""
 _DELIVERY = "$JS.ACK."
-IDS = ("prompt_ids", "prefix_ids", "first_ids", "token_ids", "block_hashes")
+IDS = (
+    *("prompt_ids", "prefix_ids", "first_ids", "token_ids", "block_hashes"),
+    *("logprobs", "first_logprobs"),
+)
 """What people wrote, and what they were answered."""
 _CHUNK = re.compile(r"\$O\.[^.]+\.C\.")
 _CONNECT_S = 3.0

@@ -57,9 +57,24 @@ over, Ctrl-D leaves.
   diptych chat --temperature 0 "What is the capital of France?"
   echo "What is the capital of France?" | diptych chat
   diptych chat --url https://example.org/v1 --model some-model    (key: OPENAI_API_KEY)
+  DIPTYCH_API_KEY=dk-… diptych chat   a stack with API keys
 
 The answer goes to standard output, everything else to standard error. Exit code 1 if a question
 got no answer.
+"""
+
+BATCH = """\
+Run a file of requests at the lowest priority, however long that takes (24 h at most). Each line:
+
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hello"}]}}
+
+  diptych batch lines.jsonl > results.jsonl
+  diptych batch lines.jsonl --output results.jsonl --errors failed.jsonl
+  diptych batch batch_0123...        wait for one that runs: Ctrl-C stops only the waiting
+
+The batch is the server's: it goes on without this command, and through restarts. Exit code 1 if
+not every request succeeded.
 """
 
 TOP = """\

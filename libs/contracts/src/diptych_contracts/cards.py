@@ -44,3 +44,10 @@ class ModelCard(Message, frozen=True, kw_only=True, tag="model_card.1"):
     """The model's own Jinja template."""
     created_unix_s: int = 0
     owner: str = "diptych"
+    tool_parser: str = ""
+    """How it writes calls of tools (`diptych_text.formats`); empty: as its template says, `none`:
+    not at all."""
+    reasoning_parser: str = ""
+    """How it marks its reasoning, likewise."""
+    grammars: bool = False
+    """Whether its engine obeys `Sampling.grammar`."""

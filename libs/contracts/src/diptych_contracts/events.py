@@ -22,17 +22,18 @@ class RequestRouted(Message, frozen=True, kw_only=True, tag="request_routed.1"):
 
 
 class RequestEnded(Message, frozen=True, kw_only=True, tag="request_ended.1"):
-    """A request has ended; published once, with id `<request>.end`."""
+    """A request has ended; published once, with id `<request>.end`.
+
+    Whoever tells it says the same: all of it stands in record and journal.
+    """
 
     request_id: RequestId
     end: End
     tenant: str = ""
-    """Who pays; empty where that was told before (its record outlived the request)."""
-    model: str = ""
+    """Whose it was; empty: nobody could read that."""
     prompt_tokens: int = 0
     answer_tokens: int = 0
     """How many the journal holds, however it ended."""
-    ended_unix_ms: int = 0
 
 
 class MemberJoined(Message, frozen=True, kw_only=True, tag="member_joined.1"):

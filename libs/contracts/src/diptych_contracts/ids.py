@@ -1,5 +1,6 @@
 """Ids. A process id is an *incarnation*: a restarted process inherits nothing."""
 
+import hashlib
 from random import Random
 from typing import NewType
 
@@ -15,6 +16,14 @@ _INCARNATION_BITS = 48
 def new_request_id(rng: Random) -> RequestId:
     """A request id: 32 hex digits. Clients see it with a prefix (`chatcmpl-…`)."""
     return RequestId(f"{rng.getrandbits(_REQUEST_BITS):032x}")
+
+
+def sibling(request_id: RequestId, number: int) -> RequestId:
+    """The id of the `number`-th request of one call, of which `request_id` is the first, 0."""
+    if number == 0:
+        return request_id
+    digest = hashlib.blake2b(f"{request_id}:{number}".encode(), digest_size=_REQUEST_BITS // 8)
+    return RequestId(digest.hexdigest())
 
 
 def new_incarnation(service: str, rng: Random) -> Incarnation:

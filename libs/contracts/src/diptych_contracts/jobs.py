@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from diptych_contracts.ids import Incarnation, RequestId, TransferId
-from diptych_contracts.journal import Report
+from diptych_contracts.journal import Chances, Report
 from diptych_contracts.prompts import PromptRef
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.wire import Message
@@ -64,6 +64,8 @@ class DecodeJob(Message, frozen=True, kw_only=True, tag="decode_job.1"):
     transfer_id: TransferId
     first_ids: tuple[int, ...]
     """Tokens the prefill worker sampled after `prefix_ids`; their KV is not in the blocks."""
+    first_logprobs: tuple[Chances, ...] = ()
+    """One per token of `first_ids`, where the request asked for them."""
     blocks: tuple[BlockDigest, ...]
     report: Report
     """What the prefill phase took."""

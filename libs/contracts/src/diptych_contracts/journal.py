@@ -48,6 +48,10 @@ class Report(Message, frozen=True, kw_only=True, tag="report.1"):
     """Adapter and build of the engine that sampled the answer's last token."""
 
 
+Chances = tuple[tuple[int, float], ...]
+"""(token, logprob): the chosen token first, then the likeliest ones, likeliest first."""
+
+
 class TokenEntry(Message, frozen=True, kw_only=True, tag="token_entry.1"):
     """New tokens of one request. `index` counts from the answer's first token, across attempts."""
 
@@ -55,6 +59,8 @@ class TokenEntry(Message, frozen=True, kw_only=True, tag="token_entry.1"):
     attempt: int
     index: int
     token_ids: tuple[int, ...]
+    logprobs: tuple[Chances, ...] = ()
+    """One per token, where the request asked for them."""
 
 
 class End(Message, frozen=True, kw_only=True, tag="end.1"):

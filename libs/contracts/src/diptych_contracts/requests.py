@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import Literal
 
+from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.prompts import PromptRef
@@ -65,6 +66,8 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     """It goes on to its end, whoever leaves."""
     prompt: PromptRef | None = None
     """A prompt of more than `prompts.MAX_INLINE_TOKENS`."""
+    answer_format: AnswerFormat | None = None
+    """Which parts its answer has; None: text alone."""
 
     @property
     def deadline_unix_ms(self) -> int:
@@ -86,7 +89,9 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
             created_unix_ms=self.created_unix_ms,
             prompt_tokens=self.prompt_tokens,
             stop=self.stopping.stop,
+            top_logprobs=self.sampling.top_logprobs,
             priority_class=self.priority_class,
+            answer_format=self.answer_format,
         )
 
 
@@ -130,7 +135,10 @@ class AnswerHead(Message, frozen=True, kw_only=True, tag="answer_head.1"):
     created_unix_ms: int
     prompt_tokens: int
     stop: tuple[str, ...] = ()
+    top_logprobs: int | None = None
+    """Present where its tokens are told with their logprobs."""
     priority_class: PriorityClass = PriorityClass.INTERACTIVE
+    answer_format: AnswerFormat | None = None
 
 
 class Setback(Message, frozen=True, kw_only=True, tag="setback.1"):
@@ -182,6 +190,7 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     deadline_unix_ms: int = 0
     """End of the total deadline."""
     tenant: str = "default"
-    """Whose it is: nobody else is told that it exists."""
+    """Whose it is: nobody else is told that it exists. Empty: nobody could read that."""
+    prompt_tokens: int = 0
     cancel_reason: str = ""
     end: End | None = None

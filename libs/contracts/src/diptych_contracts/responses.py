@@ -4,6 +4,7 @@ While the request runs, the tokens stand in the journal of the gateway that took
 ended, its text stands here, cut into the same pieces.
 """
 
+from diptych_contracts.answer_formats import AnswerFormat, Tool, ToolCall
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import PriorityClass
@@ -23,6 +24,12 @@ class StoredMessage(Message, frozen=True, kw_only=True, tag="stored_message.1"):
 
     role: str
     text: str
+    calls: tuple[ToolCall, ...] = ()
+    """What an assistant called."""
+    call_id: str | None = None
+    """Which call a tool's result answers."""
+    reasoning: str = ""
+    """What an assistant thought."""
 
 
 class PartRef(Message, frozen=True, kw_only=True, tag="part_ref.1"):
@@ -43,6 +50,7 @@ class StoredText(Message, frozen=True, kw_only=True, tag="stored_text.1"):
     """The text of a response, where it is an object of its own."""
 
     deltas: tuple[str, ...]
+    logprobs: tuple[bytes, ...] = ()
 
 
 class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
@@ -54,7 +62,9 @@ class StoredAnswer(Message, frozen=True, kw_only=True, tag="stored_answer.1"):
     end: End
     ended_unix_s: int
     text: PartRef | None = None
-    """Where `deltas` are, if not here: a `StoredText`."""
+    """Where `deltas` and `logprobs` are, if not here: a `StoredText`."""
+    logprobs: tuple[bytes, ...] = ()
+    """Of each of `deltas`, where they were asked for: a list as JSON, as its event told it."""
 
 
 class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"):
@@ -70,6 +80,8 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     deadline_unix_ms: int
     prompt_tokens: int
     sampling: Sampling
+    text_format: str = ""
+    """`text.format` as its objects say it, in JSON; empty: free text."""
     max_output_tokens: int | None = None
     """As asked for."""
     instructions: str | None = None
@@ -91,6 +103,13 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     """Whose it is: nobody else is told that it exists."""
     turn: PartRef | None = None
     """Where `input` and `history` are, if not here: a `StoredTurn`."""
+    answer_format: AnswerFormat | None = None
+    """Which parts its answer has; None: text alone."""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = '"auto"'
+    """JSON, as asked for."""
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
 
     @property
     def response_id(self) -> str:

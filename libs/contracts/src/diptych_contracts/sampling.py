@@ -38,9 +38,10 @@ class Sampling(Message, frozen=True, kw_only=True, tag="sampling.1"):
     """Divides positive and multiplies negative logits of tokens in prompt and answer; in [0.01, 2]:
     smaller ones make infinities of logits."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token, what is added to its logit), in [-100, 100]."""
+    """(token, what is added to its logit), in [-100, 100]; before the penalties."""
     top_logprobs: int | None = None
-    """How many likely tokens are told beside each chosen one; None: no logprobs at all."""
+    """How many likely tokens are told beside each chosen one; None: no logprobs at all. They are of
+    the model's own distribution, before bias, penalties, temperature and grammar."""
     grammar: Grammar | None = None
     """Tokens it does not allow are never chosen."""
 

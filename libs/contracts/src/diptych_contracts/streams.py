@@ -143,13 +143,32 @@ LEASES = BucketSpec(name="leases")
 WORKERS = BucketSpec(name="workers")
 CONFIG = BucketSpec(name="config", history=8)
 RESPONSES = BucketSpec(name="responses", max_bytes=1024**3)
+IDEMPOTENCY = BucketSpec(name="idempotency", max_bytes=512 * 1024 * 1024)
+"""What idempotency keys stand for (`contracts.idempotency`)."""
+FILES = BucketSpec(name="files", max_bytes=64 * 1024 * 1024)
+BATCHES = BucketSpec(name="batches", max_bytes=64 * 1024 * 1024)
+BATCH_RESULTS = BucketSpec(name="batch-results", max_bytes=1024**3)
+"""What each line of a running batch came to, until its files are written."""
 KEYS = BucketSpec(name="keys", history=8, max_bytes=64 * 1024 * 1024)
 """API keys, hashed, and tenants (`contracts.keys`); its history is part of the audit."""
 ALLOWANCES = BucketSpec(name="allowances", max_bytes=64 * 1024 * 1024)
 """What is left of limits that gateways share (`contracts.allowances`)."""
 USAGE = BucketSpec(name="usage")
 """What each tenant used, per day (`contracts.usage`)."""
-BUCKETS = (REQUEST_RECORDS, LEASES, WORKERS, CONFIG, RESPONSES, KEYS, ALLOWANCES, USAGE)
+BUCKETS = (
+    REQUEST_RECORDS,
+    LEASES,
+    WORKERS,
+    CONFIG,
+    RESPONSES,
+    IDEMPOTENCY,
+    FILES,
+    BATCHES,
+    BATCH_RESULTS,
+    KEYS,
+    ALLOWANCES,
+    USAGE,
+)
 
 MODELS = "models"
 """The object bucket that holds model cards."""
@@ -159,6 +178,12 @@ DEAD_PROMPTS = "dead-prompts"
 """The object bucket of long prompts of dead requests, by request id."""
 RESPONSE_PARTS = "response-parts"
 """The object bucket of what is too large in a stored response."""
+
+FILE_PARTS = "file-parts"
+"""The object bucket of files' contents, and of long results of batches."""
+FILE_TTL_S = 30 * DAY_S
+BATCH_RESULT_TTL_S = 2 * DAY_S
+IDEMPOTENCY_TTL_S = DAY_S
 
 RUNNING_RESPONSE_TTL_S = TOKENS.max_age_s
 """As long as its tokens can be read in the journal."""
@@ -175,6 +200,7 @@ OBJECT_BUCKETS = (
         max_bytes=4 * 1024**3,
         max_age_s=RUNNING_RESPONSE_TTL_S + ENDED_RESPONSE_TTL_S,
     ),
+    ObjectBucketSpec(FILE_PARTS, max_bytes=4 * 1024**3, max_age_s=FILE_TTL_S),
 )
 
 ALLOWANCE_TTL_S = 2 * MINUTE_S

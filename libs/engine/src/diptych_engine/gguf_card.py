@@ -72,6 +72,7 @@ def card_from_gguf(path: Path, *, model: str, context_tokens: int | None = None)
         add_bos=add_bos,
         tokenizer_json=tokenizer,
         chat_template=_template(path, header.metadata),
+        grammars=True,
         created_unix_s=int(path.stat().st_mtime),
     )
     _check_usable(path, card)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.ids import RequestId
-from diptych_contracts.journal import EndReason
+from diptych_contracts.journal import Chances, EndReason
 from diptych_contracts.sampling import Sampling, Stopping
 
 
@@ -99,6 +99,8 @@ class NewTokens:
     """Empty where the model's end-of-text token ended the answer: it is not part of it."""
     finish: EndReason | None = None
     """STOP or LENGTH if the answer ends here. A PREFILL leaves after its token anyway."""
+    logprobs: tuple[Chances, ...] = ()
+    """One per token, where the work asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

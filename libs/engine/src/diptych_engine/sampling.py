@@ -1,10 +1,13 @@
 """Chooses the next token. A pure function: the random number depends on (seed, index) only.
 
 So an answer is the same whatever else is in the batch, and after a recovery. Filters apply in this
-order: penalties, temperature, `min_p`, `top_k`, `top_p`; equal logits rank by lower token id.
+order: bias, penalties, grammar, temperature, `min_p`, `top_k`, `top_p`; equal logits rank by lower
+token id.
+Logprobs are of none of this: they are the model's own.
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych_contracts.errors import Permanent
+from diptych_contracts.journal import Chances
 from diptych_contracts.sampling import Sampling
 
 _AS_GOOD_AS_GREEDY = 1e-6
 """A temperature below which float32 would divide by nothing."""
+_NEVER = -9999.0
+"""The logprob of what cannot be: JSON has no infinity."""
 _LIKELY_ENOUGH = 512
 """Ranking the 512 likeliest of 49,152 tokens takes a tenth of ranking all, and mostly suffices."""
 
@@ -26,13 +32,23 @@ def sample(
     *,
     prompt_ids: Sequence[int],
     answer_ids: Sequence[int],
+    allowed: NDArray[np.bool_] | None = None,
 ) -> int:
     """The token that follows `prompt_ids` + `answer_ids`, given its logits `[vocab]`.
+
+    Args:
+        logits: Of every token.
+        sampling: How to choose.
+        prompt_ids: The prompt.
+        answer_ids: The answer so far.
+        allowed: Which tokens a grammar allows `[vocab]`; None: all.
 
     Raises:
         Permanent: if the logits hold NaN or no finite maximum.
     """
-    scores = _penalized(logits, sampling, prompt_ids, answer_ids)
+    scores = _scored(logits, sampling, prompt_ids, answer_ids)
+    if allowed is not None:
+        scores = np.where(allowed, scores, np.float32(-np.inf))
     best = int(scores.argmax())
     if not np.isfinite(scores[best]):
         raise Permanent(f"logits for token {len(answer_ids)} of the answer are not finite")
@@ -45,6 +61,18 @@ def sample(
         ranked = _nucleus(masses, top_k=sampling.top_k, top_p=sampling.top_p)
         kept, masses = kept[ranked], masses[ranked]
     return int(kept[_pick(masses, uniform(sampling.seed, len(answer_ids)))])
+
+
+def chances(logits: NDArray[np.float32], token: int, *, top: int) -> Chances:
+    """The logprob of `token`, then those of the `top` likeliest, given the logits `[vocab]`.
+
+    Of the distribution as the model gave it, to six decimal places; at least -9999.
+    """
+    highest = logits.max()
+    mass = float(np.exp(logits - highest).sum(dtype=np.float64))
+    base = float(highest) + math.log(mass)
+    told = [token, *(_ranked(logits, min(top, logits.size)).tolist() if top else ())]
+    return tuple((at, max(_NEVER, round(float(logits[at]) - base, 6))) for at in told)
 
 
 def uniform(seed: int, index: int) -> float:
@@ -89,7 +117,7 @@ def _ranked(masses: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     return ranked
 
 
-def _penalized(
+def _scored(
     logits: NDArray[np.float32],
     sampling: Sampling,
     prompt_ids: Sequence[int],
@@ -99,9 +127,11 @@ def _penalized(
     counts = bool(answer_ids) and (
         sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
     )
-    if not repeats and not counts:
+    if not repeats and not counts and not sampling.logit_bias:
         return logits
     scores = logits.copy()
+    for token, bias in sampling.logit_bias:
+        scores[token] += np.float32(bias)
     if repeats:
         seen = _distinct((*prompt_ids, *answer_ids))
         values = scores[seen]

@@ -12,8 +12,9 @@ from diptych_contracts.errors import ContextOverflow, Permanent, Refused, Unveri
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Stopping
+from diptych_engine.matching import Matcher
 from diptych_engine.port import EngineSpec, NewTokens, Phase, SequenceWork
-from diptych_engine.sampling import sample
+from diptych_engine.sampling import chances, sample
 
 
 class StopText(Protocol):
@@ -39,6 +40,8 @@ class LiveSequence:
     tokens: list[int]
     """Prompt and answer so far."""
     text: StopText | None
+    matcher: Matcher | None = None
+    """Follows the answer where it must match a grammar."""
     seq: int = -1
     """Its id in the engine, once admitted."""
     cached: int = 0
@@ -96,6 +99,11 @@ class LiveSequence:
         """The answer so far."""
         return self.tokens[len(self.work.prompt_ids) :]
 
+    @property
+    def left(self) -> int:
+        """How many more tokens the answer may have."""
+        return self.full_length - len(self.tokens)
+
     def decodes_from(self, position: int) -> bool:
         """Whether the token at `position` was sampled, rather than given with the work."""
         given = len(self.work.prompt_ids) + len(self.work.answer_ids)
@@ -103,9 +111,14 @@ class LiveSequence:
 
     def end(self) -> EndReason | None:
         """Why the answer is complete, if it is."""
+        matcher = self.matcher
         if self.text is not None and self.text.stopped:
             return EndReason.STOP
-        return EndReason.LENGTH if len(self.tokens) >= self.full_length else None
+        if matcher is not None and matcher.complete:
+            return EndReason.STOP
+        if self.left > 0:
+            return None
+        return EndReason.STOP if matcher is not None and matcher.accepting else EndReason.LENGTH
 
     def finished(self) -> NewTokens | None:
         """The news that nothing is left to do, if nothing is."""
@@ -118,16 +131,29 @@ class LiveSequence:
         """Sample the next token. An end-of-text token ends the answer and is not part of it.
 
         Raises:
-            Permanent: if the logits are not finite.
+            Permanent: if the logits are not finite, or the grammar cannot be followed.
         """
-        work, answer = self.work, self.answer_ids
-        token = sample(logits, work.sampling, prompt_ids=work.prompt_ids, answer_ids=answer)
-        if token in self.eos_ids:
-            return NewTokens(work.key, len(answer), (), EndReason.STOP)
+        answer = self.answer_ids
+        token = self._next(logits, answer)
+        if token is None or token in self.eos_ids:
+            return NewTokens(self.work.key, len(answer), (), EndReason.STOP)
         self.tokens.append(token)
         if self.text is not None:
             self.text.push((token,))
-        return NewTokens(work.key, len(answer), (token,), self.end())
+        top = self.work.sampling.top_logprobs
+        told = () if top is None else (chances(logits, token, top=top),)
+        return NewTokens(self.work.key, len(answer), (token,), self.end(), told)
+
+    def _next(self, logits: NDArray[np.float32], answer: list[int]) -> int | None:
+        """The next token; None: a grammar ends the answer here."""
+        work, matcher = self.work, self.matcher
+        if matcher is None:
+            return sample(logits, work.sampling, prompt_ids=work.prompt_ids, answer_ids=answer)
+        allowed = matcher.allowed(len(logits), ignore_eos=work.stopping.ignore_eos)
+        token = sample(
+            logits, work.sampling, prompt_ids=work.prompt_ids, answer_ids=answer, allowed=allowed
+        )
+        return matcher.settle(token, left=self.left)
 
     def check_blocks(self) -> None:
         """See that imported KV covers all tokens but the last.

@@ -43,6 +43,7 @@ def sim_card(*, model: str) -> ModelCard:
         bos_id=BOS_ID,
         tokenizer_json=tokenizer_json(metadata),
         chat_template=CHAT_TEMPLATE,
+        grammars=True,
     )
 
 

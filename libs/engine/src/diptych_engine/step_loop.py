@@ -26,6 +26,7 @@ from diptych_contracts.errors import (
 )
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.sampling import Stopping
+from diptych_engine.matching import Grammars
 from diptych_engine.port import (
     EngineLoad,
     EngineSpec,
@@ -43,6 +44,7 @@ from diptych_engine.port import (
     never,
 )
 from diptych_engine.prefix_reuse import PrefixReuse
+from diptych_engine.preparing import Preparing
 from diptych_engine.sequence import LiveSequence, StopText
 from diptych_policy.batching import Batcher, BatchLimits, Chunk
 
@@ -82,6 +84,7 @@ class StepLoop:
         on_crash: Called on the loop's thread when it dies of a bug; must not return to business
             as usual. The default ends the process.
         clock: Seconds, for how long steps take.
+        grammars: Makes what follows grammars; None: work that has one fails.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class StepLoop:
         prefill_tokens: int = PREFILL_TOKENS,
         on_crash: Callable[[BaseException], None] = end_process,
         clock: Callable[[], float] = time.perf_counter,
+        grammars: Grammars | None = None,
     ) -> None:
         self.spec: EngineSpec = engine.spec
         self._engine = engine
@@ -101,6 +105,7 @@ class StepLoop:
         self._batcher: Batcher[SequenceKey] = Batcher(_limits(engine.spec, prefill_tokens))
         self._prefixes = PrefixReuse(engine)
         self._sequences: dict[SequenceKey, LiveSequence] = {}
+        self._preparing = self._preparer(grammars)
         self._settled: list[tuple[SequenceWork, StepNews]] = []
         self._aborts: list[SequenceKey] = []
         self._stopping = False
@@ -109,6 +114,9 @@ class StepLoop:
         self._thread: threading.Thread | None = None
         self._listener: Callable[[StepReport], None] = lambda _report: None
         self._paused: Callable[[], bool] = never
+
+    def _preparer(self, grammars: Grammars | None) -> Preparing:
+        return Preparing(grammars, self._prepared, self._on_crash)
 
     def start(
         self, listener: Callable[[StepReport], None], *, paused: Callable[[], bool] = never
@@ -122,6 +130,7 @@ class StepLoop:
         """Finish the step in progress, stop the thread and free the model."""
         with self._changed:
             self._stopping = True
+            self._preparing.stop()
             self._changed.notify()
         if self._thread is None:
             self._engine.close()
@@ -144,11 +153,29 @@ class StepLoop:
         with self._changed:
             if self._stopping:
                 raise RuntimeError("the engine has stopped")
-            if settled is not None:
-                self._settled.append((work, settled))
-            elif sequence is not None:
-                self._add(sequence)
-            self._changed.notify()
+            if work.key in self._preparing or work.key in self._sequences:
+                raise ValueError(f"{work.key} is already here")
+            if settled is None and sequence is not None and work.sampling.grammar is not None:
+                self._preparing.add(sequence)
+                return
+            self._place(work, sequence, settled)
+
+    def _prepared(self, sequence: LiveSequence, error: DiptychError | None) -> None:
+        """Take a sequence in whose matcher is in place; called on the preparing thread."""
+        key = sequence.work.key
+        settled = sequence.finished() if error is None else _failed(key, error)
+        with self._changed:
+            if not self._stopping and self._preparing.take(sequence):
+                self._place(sequence.work, sequence, settled)
+
+    def _place(
+        self, work: SequenceWork, sequence: LiveSequence | None, settled: StepNews | None
+    ) -> None:
+        if settled is not None:
+            self._settled.append((work, settled))
+        elif sequence is not None:
+            self._add(sequence)
+        self._changed.notify()
 
     def _add(self, sequence: LiveSequence) -> None:
         key, known = sequence.work.key, len(sequence.tokens)
@@ -159,6 +186,7 @@ class StepLoop:
     def abort(self, key: SequenceKey) -> None:
         """Stop and free at the next step; see `port.Engine`."""
         with self._changed:
+            self._preparing.drop(key)
             self._aborts.append(key)
             self._changed.notify()
 
@@ -167,9 +195,10 @@ class StepLoop:
         with self._changed:
             return EngineLoad(
                 running=self._batcher.running,
-                waiting=self._batcher.waiting,
+                waiting=self._batcher.waiting + len(self._preparing),
                 waiting_tokens=self._batcher.tokens_to_fill,
-                kv_tokens_used=self._batcher.promised_cells,
+                kv_tokens_used=self._batcher.promised_cells
+                + sum(sequence.cells for sequence in self._preparing),
             )
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import (
     AttemptFailed,
+    Chances,
     End,
     Fence,
     JournalEntry,
@@ -62,6 +63,8 @@ class RequestView:
     attempt_start: int = 0
     """How many tokens the answer had when the current attempt began."""
     end: End | None = None
+    logprobs: list[Chances] | None = None
+    """Of each token, for whoever sets it to a list; () where the journal says none."""
     _early: dict[int, TokenEntry] = field(default_factory=dict)
     _early_end: End | None = None
 
@@ -102,7 +105,12 @@ class RequestView:
             if index > len(self.token_ids):
                 break
             entry = self._early.pop(index)
-            self.token_ids.extend(entry.token_ids[len(self.token_ids) - index :])
+            known = len(self.token_ids)
+            self.token_ids.extend(entry.token_ids[known - index :])
+            if self.logprobs is not None:
+                told = entry.logprobs[known - index :][: len(self.token_ids) - known]
+                self.logprobs.extend(told)
+                self.logprobs.extend([()] * (len(self.token_ids) - len(self.logprobs)))
         end = self._early_end
         if end is not None and (end.tokens is None or end.tokens <= len(self.token_ids)):
             self.end = end

@@ -284,11 +284,9 @@ class LiveRequests:
         ended = RequestEnded(
             request_id=request_id,
             end=end,
-            tenant=request.tenant if request is not None else "",
-            model=request.model if request is not None else "",
-            prompt_tokens=request.prompt_tokens if request is not None else 0,
+            tenant=record.tenant,
+            prompt_tokens=record.prompt_tokens,
             answer_tokens=tokens,
-            ended_unix_ms=self._unix_ms,
         )
         return [
             *effects,

@@ -116,6 +116,7 @@ class Ledger(RecordNews):
             deadline_unix_ms=event.stored_unix_ms + round(request.deadlines.total_s * 1000),
             head=request.head,
             tenant=request.tenant,
+            prompt_tokens=request.prompt_tokens,
         )
         live = self._enter(request, record, Stage.CREATING)
         if event.deliveries >= self._limits.max_deliveries:
@@ -137,6 +138,7 @@ class Ledger(RecordNews):
             gateway=event.gateway,
             state=RecordState.ENDING,
             request_seq=event.request_seq,
+            tenant="",
             end=end,
         )
         return [CreateRecord(record), *self._bury(record, end)]
@@ -194,7 +196,7 @@ class Ledger(RecordNews):
                 detail="the stored request is gone, or cannot be read",
                 cause=Cause.MISSING,
             )
-            return self._bury(record, end)
+            return self._bury(record, end, tokens=len(view.token_ids))
         live = self._enter(request, record, Stage.CREATING)
         for part in event.parts:
             self._fold(live, part)
@@ -210,9 +212,10 @@ class Ledger(RecordNews):
             return self._end(live, EndReason.FAILED, detail, Cause.LOST_SCHEDULERS)
         return self._continue(live)
 
-    def _bury(self, record: RequestRecord, end: End) -> list[Effect]:
+    def _bury(self, record: RequestRecord, end: End, *, tokens: int = 0) -> list[Effect]:
         """Nobody can serve it: say so and close."""
-        return [PublishEnd(record.gateway, end), *self._closed(record, end, request=None)]
+        closed = self._closed(record, end, request=None, tokens=tokens)
+        return [PublishEnd(record.gateway, end), *closed]
 
     def _continue(self, live: LiveRequest) -> list[Effect]:
         """Go on where the dead owner stopped."""

@@ -79,15 +79,16 @@ class Share:
 
     # A request
 
-    def impossible(self, tokens: int) -> Shortage | None:
-        """Why a request of `tokens` can never be taken, if so."""
-        most = self.limits.tokens_per_minute
-        if most is not None and tokens > most:
-            return Shortage(Kind.TOKENS, most, tokens, None)
-        if self.limits.concurrency == 0:
-            return Shortage(Kind.PLACES, 0, 1, None)
-        if self.limits.requests_per_minute == 0:
-            return Shortage(Kind.REQUESTS, 0, 1, None)
+    def impossible(self, tokens: int, requests: int = 1) -> Shortage | None:
+        """Why `requests` at once, one of them of `tokens`, can never be taken, if so."""
+        limits = self.limits
+        for kind, most, needed in (
+            (Kind.TOKENS, limits.tokens_per_minute, tokens),
+            (Kind.PLACES, limits.concurrency, requests),
+            (Kind.REQUESTS, limits.requests_per_minute, requests),
+        ):
+            if most is not None and needed > most:
+                return Shortage(kind, most, needed, None)
         return None
 
     def take(self, tokens: int, *, now_s: float) -> bool:
@@ -144,6 +145,10 @@ class Share:
         if self._surplus(now_s=now_s) != Amount() or self.places > self.running:
             return True
         return bool(self.places) and now_s - self._renewed_s >= RENEW_S
+
+    def retire(self) -> None:
+        """This gateway leaves: all that it holds is over."""
+        self._spent = self._spent_before = Amount()
 
     @property
     def contended(self) -> bool:

@@ -23,6 +23,8 @@ class Ended:
 
     seq: int
     event: RequestEnded
+    unix_ms: int
+    """When the stream took it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ def by_day(items: Iterable[Ended]) -> dict[DayOf, list[Ended]]:
     for item in items:
         event = item.event
         if event.tenant:
-            day = datetime.fromtimestamp(event.ended_unix_ms / 1000, UTC).date().isoformat()
+            day = datetime.fromtimestamp(item.unix_ms / 1000, UTC).date().isoformat()
             found.setdefault(DayOf(event.tenant, day), []).append(item)
     return found
 

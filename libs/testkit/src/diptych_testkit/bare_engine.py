@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diptych_contracts.ids import RequestId
+from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_engine.port import (
     Engine,
     NewTokens,
     Phase,
+    SequenceFailed,
     SequenceKey,
     SequenceWork,
     StepReport,
@@ -34,6 +36,9 @@ class BareEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._answers: dict[RequestId, list[int]] = {}
+        self.finishes: dict[int, EndReason] = {}
+        """Why the answers of the last `answers` ended, by the place of their questions."""
+        self._failures: list[SequenceFailed] = []
         self._running: set[RequestId] = set()
         self._ended = threading.Event()
         self._asked = 0
@@ -44,9 +49,16 @@ class BareEngine:
             if isinstance(news, NewTokens):
                 self._answers[news.key.request_id] += news.token_ids
                 if news.finish is not None:
-                    self._running.discard(news.key.request_id)
-                    if not self._running:
-                        self._ended.set()
+                    self.finishes[list(self._answers).index(news.key.request_id)] = news.finish
+                    self._ends(news.key.request_id)
+            elif isinstance(news, SequenceFailed):
+                self._failures.append(news)
+                self._ends(news.key.request_id)
+
+    def _ends(self, name: RequestId) -> None:
+        self._running.discard(name)
+        if not self._running:
+            self._ended.set()
 
     def answer(
         self, prompt_ids: Sequence[int], max_tokens: int, sampling: Sampling | None = None
@@ -61,6 +73,7 @@ class BareEngine:
         self._asked += len(questions)
         self._answers = {name: [] for name in names}
         self._running = set(names)
+        self.finishes = {}
         self._ended.clear()
         for name, question in zip(names, questions, strict=True):
             self._engine.submit(
@@ -74,6 +87,7 @@ class BareEngine:
                 )
             )
         assert self._ended.wait(_ANSWER_S * len(questions)), "the bare engine does not answer"
+        assert not self._failures, self._failures
         return [self._answers[name] for name in names]
 
     def close(self) -> None:

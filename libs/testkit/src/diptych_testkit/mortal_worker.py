@@ -18,6 +18,7 @@ from diptych_chassis.settings import read_settings
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.fleet import Role
 from diptych_contracts.sampling import Stopping
+from diptych_engine.matching import Grammars
 from diptych_engine.port import StepInput
 from diptych_engine.sim import SimSettings, SimStepEngine
 from diptych_engine.sim_card import spoken_tokens
@@ -89,7 +90,7 @@ def load_engine(settings: WorkerSettings, card: ModelCard) -> StepLoop:
         at_once=codec.encode(AT_ONCE, add_bos=False),
         later=codec.encode(LATER, add_bos=False),
     )
-    return StepLoop(engine, answer_text)
+    return StepLoop(engine, answer_text, grammars=Grammars(codec, card.eos_ids))
 
 
 async def serve(member: Member, settings: WorkerSettings, role: Role) -> None:

@@ -25,6 +25,7 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
+from diptych_engine.matching import Grammars
 from diptych_engine.port import Engine, StepEngine
 from diptych_engine.step_loop import StepLoop
 from diptych_policy.fleet import Fleet
@@ -40,6 +41,7 @@ from diptych_testkit.toy_engine import ToyStepEngine
 from diptych_testkit.virtual_engine import VirtualEngine
 from diptych_testkit.virtual_links import Network
 from diptych_testkit.virtual_time import LIFE, virtual_loop
+from diptych_text.codec import TextCodec
 from diptych_worker.assembling import run_worker
 from diptych_worker.device import Equipment
 from diptych_worker.settings import WorkerSettings
@@ -157,9 +159,10 @@ class SmallFleet:
 
     def _engine(self, name: str, steps: StepEngine) -> Engine:
         if self._loop is None:
-            return StepLoop(steps, _no_stops)
+            return StepLoop(steps, _no_stops, grammars=_grammars(steps))
         assert isinstance(steps, ToyStepEngine)
-        return VirtualEngine(steps, _no_stops, on_crash=partial(self._crashed, name))
+        crashed = partial(self._crashed, name)
+        return VirtualEngine(steps, _no_stops, on_crash=crashed, grammars=_grammars(steps))
 
     def _start(self, name: str, member: Member, serving: Any, *, context: Context) -> None:
         task = self._tasks.create_task(serving, name=name, context=context)
@@ -295,3 +298,11 @@ def _no_stops(_stopping: Stopping) -> NoStops:
 def _holds_nothing(load: WorkerLoad) -> bool:
     held = (load.running, load.waiting, load.kv_tokens_used, load.transfer_slots_used)
     return held == (0, 0, 0, 0)
+
+
+def _grammars(steps: StepEngine) -> Grammars | None:
+    """For an engine that says what the small fleet's card can spell."""
+    card, spec = _card(), steps.spec
+    if spec.vocab_size != card.vocab_size:
+        return None
+    return Grammars(TextCodec.from_card(card), spec.eos_ids)

@@ -60,6 +60,7 @@ def tiny_card(*, model: str = "tiny", context_tokens: int = CONTEXT_TOKENS) -> M
         bos_id=BOS_ID,
         tokenizer_json=tokenizer_json(metadata),
         chat_template=CHAT_TEMPLATE,
+        grammars=True,
     )
 
 

@@ -2,14 +2,27 @@
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
 
 from diptych_contracts.sampling import Stopping
+from diptych_engine.matching import Grammars
 from diptych_engine.port import SequenceKey, SequenceWork, StepReport, never
+from diptych_engine.preparing import Preparing
 from diptych_engine.sequence import StopText
 from diptych_engine.step_loop import PAUSE_S, StepLoop
 from diptych_testkit.toy_engine import ToyStepEngine
 
 LEAST_STEP_S = 0.001
+
+
+class _AtOnce(Executor):
+    """Runs what it is given before it returns."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **options))
+        return done
 
 
 class VirtualEngine(StepLoop):
@@ -19,6 +32,8 @@ class VirtualEngine(StepLoop):
         engine: What computes; a step takes its `step_s` (1 ms if that is 0), whatever is in it.
         answer_text: As for `StepLoop`.
         on_crash: As for `StepLoop`, called in the loop.
+        grammars: As for `StepLoop`; a thread would not wait for virtual time, so they are made
+            ready at once.
     """
 
     def __init__(
@@ -27,13 +42,17 @@ class VirtualEngine(StepLoop):
         answer_text: Callable[[Stopping], StopText],
         *,
         on_crash: Callable[[BaseException], None],
+        grammars: Grammars | None = None,
     ) -> None:
         clock = asyncio.get_running_loop().time
-        super().__init__(engine, answer_text, on_crash=on_crash, clock=clock)
+        super().__init__(engine, answer_text, on_crash=on_crash, clock=clock, grammars=grammars)
         engine.in_real_time = False
         self._step_s = engine.step_s or LEAST_STEP_S
         self._wake = asyncio.Event()
         self._stepping: asyncio.Task[None] | None = None
+
+    def _preparer(self, grammars: Grammars | None) -> Preparing:
+        return Preparing(grammars, self._prepared, self._on_crash, executor=_AtOnce())
 
     def start(
         self, listener: Callable[[StepReport], None], *, paused: Callable[[], bool] = never

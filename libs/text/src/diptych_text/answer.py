@@ -19,6 +19,8 @@ class AnswerText:
     def __init__(self, codec: TokenBytes, stop: Sequence[str] = ()) -> None:
         self._detokenizer = Detokenizer(codec)
         self._matcher = StopMatcher(stop)
+        self.spelling: TokenBytes = codec
+        """The bytes of tokens as they become text here."""
 
     @property
     def stopped(self) -> bool:

@@ -1,18 +1,24 @@
 """One model's text side, from its card alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 
+from diptych_contracts.answer_formats import Tool
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import InvalidRequest, Permanent
 from diptych_text.cutting import MAX_UNCUT_CHARS, Cutter
+from diptych_text.formats import NO_FORMAT, Family, check_names, family_of
 from diptych_text.gguf_tokenizer import SPACE
 from diptych_text.shielding import Shield
+from diptych_text.template_traits import TemplateTraits, traits_of
 from diptych_text.templates import ChatTemplate
+from diptych_text.tool_messages import about_tools, prepared
 
+_TAIL_TOKENS = 32
 _SHORT_CHARS = 4096
 """About 2 ms of tokenizing."""
 
@@ -29,6 +35,10 @@ def _byte_letters() -> dict[str, int]:
 
 
 _BYTE_OF_LETTER = _byte_letters()
+
+
+def _named(name: str, seen: str) -> str:
+    return "" if name == NO_FORMAT else name or seen
 
 
 class _Model(msgspec.Struct):
@@ -53,7 +63,8 @@ class TextCodec:
         self._tokenizer = tokenizer
         self._byte_level = byte_level
         added = tokenizer.get_added_tokens_decoder()
-        self._control = frozenset(i for i, token in added.items() if token.special)
+        self._ids_of_control = {t.content: i for i, t in added.items() if t.special}
+        self._control = frozenset(self._ids_of_control.values())
         self._verbatim = frozenset(added) - self._control
         self._bytes: dict[int, bytes] = {}
         self.control_texts = frozenset(t.content for t in added.values() if t.special)
@@ -77,21 +88,54 @@ class TextCodec:
             tokenizer = Tokenizer.from_str(card.tokenizer_json)
         except Exception as err:  # `tokenizers` raises bare Exception
             raise Permanent(f"the card of {card.model} has no usable tokenizer: {err}") from err
+        try:
+            check_names(tools=card.tool_parser, reasoning=card.reasoning_parser)
+        except ValueError as err:
+            raise Permanent(f"the card of {card.model}: {err}") from err
         return cls(card, tokenizer, byte_level=not header.model.byte_fallback)
 
+    @cached_property
+    def family(self) -> Family:
+        """How the model writes calls and reasoning: as its card says, or its template."""
+        card, seen = self._card, family_of(self._card.chat_template)
+        return Family(
+            _named(card.tool_parser, seen.tools), _named(card.reasoning_parser, seen.reasoning)
+        )
+
+    @cached_property
+    def traits(self) -> TemplateTraits:
+        """What the template can say of tools; probed at the first need."""
+        return traits_of(self._template)
+
+    def knows(self, variable: str) -> bool:
+        """Whether the template says anything of `variable`."""
+        return self._template.knows(variable)
+
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of a conversation, by the model's own template.
 
         Args:
             messages: Each with `role` and `content` (a string), and what else the template knows.
             add_generation_prompt: End with the header of the assistant's answer.
+            tools: What the model may call, in the form the template takes.
+            variables: What else the template is told.
 
         Raises:
             InvalidRequest: if the template refuses the messages, fails, or yields too much.
         """
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables,
+        )
 
     def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """The token ids of `text`; control tokens written out in it become their ids.
@@ -109,28 +153,59 @@ class TextCodec:
         return self._begun(self._ids(text), add_bos)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a conversation: `render` and `encode`, safe for what clients wrote.
 
-        The template's control tokens become their ids; such in the messages stay text.
+        The template's control tokens become their ids; such in the messages and tools stay text.
+        Calls and tools come in OpenAI's form (`tool_messages`).
 
         Raises:
             InvalidRequest: what `render` and `encode` raise.
         """
-        parts = self.chat_parts(messages, add_generation_prompt=add_generation_prompt)
+        parts = self.chat_parts(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            variables=variables,
+        )
         return [token for part in parts for token in part]
 
     def chat_parts(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> Iterator[list[int]]:
         """What `encode_chat` gives, part by part, each of them some 20 ms of work (`cutting`).
 
         Others may use the codec between two parts, on the same thread.
         """
-        mark, marked = self._shield.marked(messages)
-        text = self.render(marked, add_generation_prompt=add_generation_prompt)
-        pieces = self._shield.pieces(text, mark) if mark else [(True, text)]
+        listed: Sequence[Mapping[str, Any]] | None = None
+        if tools or about_tools(messages):
+            messages, listed = prepared(messages, tools, self.traits)
+        mark, messages, listed = self._shield.marked(messages, listed)
+        text = self.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=listed,
+            variables=variables,
+        )
+        yield from self._parts(self._shield.pieces(text, mark) if mark else [(True, text)])
+
+    def text_parts(self, text: str) -> Iterator[list[int]]:
+        """What `encode` gives, part by part as `chat_parts` does."""
+        return self._parts([(True, text)])
+
+    def _parts(self, pieces: Iterable[tuple[bool, str]]) -> Iterator[list[int]]:
+        """The ids of texts in which control tokens count, or stay text."""
         begun = False
         for control, piece in pieces:
             for part in self._cutter.parts(piece) if self._cutter is not None else (piece,):
@@ -185,9 +260,29 @@ class TextCodec:
             known = self._bytes[token_id] = self._bytes_of(token_id)
         return known
 
+    def control_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """Those of `texts` that are control tokens, and which."""
+        known = self._ids_of_control
+        return {text: known[text] for text in texts if text in known}
+
+    def ends_with(self, token_ids: Sequence[int], text: str) -> bool:
+        """Whether the last tokens spell `text` (a marker, perhaps one token), blanks apart."""
+        tail = token_ids[-_TAIL_TOKENS:]
+        spelled = "".join(
+            self._text(token)
+            if token in self._control
+            else self.token_bytes(token).decode("utf-8", "replace")
+            for token in tail
+        )
+        return spelled.rstrip().endswith(text)
+
     def is_control(self, token_id: int) -> bool:
         """Whether the token steers the model and is never shown."""
         return token_id in self._control
+
+    def control_text(self, token_id: int) -> str:
+        """How a control token is written; empty for unknown ids."""
+        return self._text(token_id)
 
     @property
     def vocab_size(self) -> int:

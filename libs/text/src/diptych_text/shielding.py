@@ -14,6 +14,11 @@ from diptych_contracts.errors import InvalidRequest
 
 _MARKS = range(0xE000, 0xF900)
 """Private use: characters without a meaning."""
+_DEEP, _WORD = "\0deep", "\0word"
+"""Kinds of text inside of tools and calls: any, and names."""
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]] | None
 
 
 class Shield:
@@ -36,20 +41,22 @@ class Shield:
         self._heads = {text[:end] for text in longest_first for end in range(1, len(text))}
         self._tails = {text[start:] for text in longest_first for start in range(1, len(text))}
         self._longest = max(map(len, longest_first), default=0)
+        self._inside = "\0".join(longest_first)
+        """A name found in here could become one, between a template's own words."""
 
-    def marked(
-        self, messages: Sequence[Mapping[str, Any]]
-    ) -> tuple[str, Sequence[Mapping[str, Any]]]:
-        """The mark, and the messages with it where a control token is or could come about.
+    def marked(self, messages: Messages, tools: Tools = None) -> tuple[str, Messages, Tools]:
+        """The mark, and the messages and tools with it where a control token is or may come about.
 
-        An empty mark says that there is nothing to break.
+        An empty mark says that there is nothing to break. Tools and calls hold text at any depth,
+        keys included; templates compare such words with their own, so what is safe stays as it is.
 
         Raises:
             InvalidRequest: the messages hold every character that could be a mark.
         """
-        if not any(self._suspect(key, text) for key, text in _texts(messages)):
-            return "", messages
-        known = [self._template, *(text for _, text in _texts(messages))]
+        texts = [*_texts(messages), *_nested("tools", tools)]
+        if not any(self._suspect(key, text) for key, text in texts):
+            return "", messages, tools
+        known = [self._template, *(text for _, text in texts)]
         mark = next((m for m in map(chr, _MARKS) if not any(m in text for text in known)), None)
         if mark is None:
             raise InvalidRequest(
@@ -57,13 +64,16 @@ class Shield:
                 param="messages",
                 code="invalid_text",
             )
-        return mark, [
+        broken = [
             {
-                key: self._broken(key, value, mark) if isinstance(value, str) else value
+                key: self._broken(key, value, mark)
+                if isinstance(value, str)
+                else self._broken_within(value, mark)
                 for key, value in message.items()
             }
             for message in messages
         ]
+        return mark, broken, self._broken_within(tools, mark)
 
     def pieces(self, rendered: str, mark: str) -> Iterator[tuple[bool, str]]:
         """What a template made of marked messages: (whether it is a control token, text)."""
@@ -79,7 +89,9 @@ class Shield:
     def _suspect(self, key: str, text: str) -> bool:
         if key == "role":  # one of ours
             return False
-        if key != "content":  # templates put names into tokens of their own
+        if key == _WORD:  # of a tool or a call
+            return text in self._inside
+        if key not in ("content", _DEEP):  # templates put names into tokens of their own
             return True
         if any(opening in text for opening in self._openings) and self._start.search(text):
             return True
@@ -101,9 +113,22 @@ class Shield:
         if not core:
             return broken
         before, _, after = broken.partition(core)
-        first = mark if key != "content" or self._begins_as_tail(text.strip()) else ""
-        last = mark if key != "content" or self._ends_as_head(text.strip()) else ""
+        plain = key in ("content", _DEEP) or (key == _WORD and text not in self._inside)
+        first = mark if not plain or self._begins_as_tail(text.strip()) else ""
+        last = mark if not plain or self._ends_as_head(text.strip()) else ""
         return f"{before}{first}{core}{last}{after}"
+
+    def _broken_within(self, value: Any, mark: str, key: str = "") -> Any:
+        if isinstance(value, str):
+            return self._broken(_WORD if key == "name" else _DEEP, value, mark)
+        if isinstance(value, Mapping):
+            return {
+                self._broken(_DEEP, name, mark): self._broken_within(inner, mark, name)
+                for name, inner in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._broken_within(inner, mark) for inner in value]
+        return value
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -111,3 +136,18 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
         for key, value in message.items():
             if isinstance(value, str):
                 yield key, value
+            else:
+                yield from _nested("", value)
+
+
+def _nested(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """All text inside of `value`, keys included."""
+    if isinstance(value, str):
+        yield _WORD if key == "name" else _DEEP, value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield _DEEP, name
+            yield from _nested(name, inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _nested("", inner)

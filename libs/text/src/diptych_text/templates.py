@@ -26,29 +26,46 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
+        self._source = source
         self._template = _compiled(source) if source else None
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
+    def knows(self, name: str) -> bool:
+        """Whether the template says anything of the variable `name`."""
+        return name in self._source
+
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt text of `messages`.
+
+        Args:
+            messages: Each with `role` and `content`.
+            add_generation_prompt: End with the header of the assistant's answer.
+            tools: In OpenAI's form.
+            variables: What else the template is told.
 
         Raises:
             InvalidRequest: if there is no template, or it refuses, fails, or does too much.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template: use text completions")
-        variables = {
+        known = {
+            **(variables or {}),
             **self._tokens,
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
+            "tools": None if tools is None else [dict(tool) for tool in tools],
             "documents": None,
         }
         token = current.set(Meter())
         try:
-            return _joined(self._template, variables)
+            return _joined(self._template, known)
         except (InvalidRequest, MemoryError, RecursionError, TemplateError) as err:
             raise _refusal(err) from err
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as err:

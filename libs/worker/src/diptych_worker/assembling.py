@@ -14,6 +14,7 @@ from diptych_contracts.transfers import LinkEndpoint
 from diptych_engine.gguf_card import card_from_gguf
 from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.llamacpp.settings import MAX_SEQUENCES, PREFIX_SEQUENCES
+from diptych_engine.matching import Grammars
 from diptych_engine.port import Engine
 from diptych_engine.sim import SimSettings, SimStepEngine
 from diptych_engine.sim_card import sim_card, spoken_tokens
@@ -71,9 +72,10 @@ def load_engine(settings: WorkerSettings, card: ModelCard) -> Engine:
     def answer_text(stopping: Stopping) -> AnswerText:
         return AnswerText(codec, stopping.stop)
 
+    grammars = Grammars(codec, card.eos_ids) if card.grammars else None
     if settings.engine == "sim":
-        return StepLoop(_sim(settings, card, codec), answer_text)
-    return StepLoop(_llamacpp(settings, card), answer_text)
+        return StepLoop(_sim(settings, card, codec), answer_text, grammars=grammars)
+    return StepLoop(_llamacpp(settings, card), answer_text, grammars=grammars)
 
 
 def _llamacpp(settings: WorkerSettings, card: ModelCard) -> LlamaCppEngine:

@@ -107,5 +107,6 @@ def _taken_over(worker: Incarnation, job: DecodeJob) -> TokenFrame:
         attempt=generation.attempt,
         index=len(generation.prefix_ids),
         token_ids=job.first_ids,
+        logprobs=job.first_logprobs,
     )
     return TokenFrame(worker=worker, entries=(entry,))

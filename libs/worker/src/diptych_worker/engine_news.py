@@ -168,4 +168,5 @@ def _entry(news: NewTokens) -> TokenEntry:
         attempt=news.key.attempt,
         index=news.index,
         token_ids=news.token_ids,
+        logprobs=news.logprobs,
     )

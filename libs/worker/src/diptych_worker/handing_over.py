@@ -186,6 +186,7 @@ class HandOver:
                 prefill_worker=self._links.writer,
                 transfer_id=transfer.transfer_id,
                 first_ids=news.token_ids,
+                first_logprobs=news.logprobs,
                 blocks=digests,
                 report=msgspec.structs.replace(
                     attempt.report(ended_s),

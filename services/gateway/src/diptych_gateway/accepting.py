@@ -7,11 +7,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from typing import Any
 
 import msgspec
 
 from diptych_bus.port import Bus
 from diptych_contracts import subjects
+from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import (
     BusAway,
     ContextOverflow,
@@ -25,10 +27,13 @@ from diptych_contracts.prompts import MAX_INLINE_TOKENS, compact
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import GATEWAY_HEADER
-from diptych_gateway.checking import Call
+from diptych_gateway.answer_plans import Plan, planned, template_variables
+from diptych_gateway.checking import Call, Prompt
 from diptych_gateway.long_prompts import LongPrompts, named
 from diptych_gateway.measuring import check_fits, may_overflow, overflow
 from diptych_gateway.models import Models, ServedModel
+from diptych_gateway.structured import GrammarChecks
+from diptych_gateway.token_checks import check_bias
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 
@@ -79,6 +84,7 @@ class Acceptance:
         self._models = models
         self._executor = executor
         self._rng = rng
+        self._grammars = GrammarChecks(executor)
 
     async def request(
         self,
@@ -92,20 +98,19 @@ class Acceptance:
 
         Raises:
             UnknownModel, Transient: see `Models.get`.
-            InvalidRequest: the chat template refuses the messages, or makes nothing of them.
+            InvalidRequest: the chat template refuses the messages, or makes nothing of them; the
+                grammar cannot be obeyed.
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
-        try:
-            prompt_ids = await self._tokenize(call, served)
-        except InvalidRequest as err:
-            err.param = call.messages_param  # the template knows them as `messages`
-            raise
-        if not prompt_ids:
-            raise InvalidRequest("the messages hold no text at all", param=call.messages_param)
+        check_bias(call.sampling.logit_bias, served.card)
+        if (wanted := call.sampling.grammar) is not None:
+            await self._grammars.check(wanted, served.card, param=call.grammar_param)
+        prompt_ids = await self.prompt_ids(call, served)
         sampling = call.sampling
         if not call.seeded:
             sampling = msgspec.structs.replace(sampling, seed=self._rng.getrandbits(_SEED_BITS))
+        made = await self._planned(call, served, prompt_ids)
         request = Request(
             request_id=request_id,
             gateway=identity.gateway,
@@ -113,7 +118,7 @@ class Acceptance:
             tenant=tenant,
             priority_class=call.priority_class,
             prompt_ids=tuple(prompt_ids) if len(prompt_ids) <= MAX_INLINE_TOKENS else (),
-            sampling=sampling,
+            sampling=msgspec.structs.replace(sampling, grammar=made.grammar),
             stopping=Stopping(
                 max_tokens=room(
                     call.max_tokens,
@@ -129,6 +134,7 @@ class Acceptance:
             forced=call.forced,
             resume=call.resume,
             background=call.background,
+            answer_format=made.format,
             created_unix_ms=self._unix_ms(),
         )
         if len(prompt_ids) <= MAX_INLINE_TOKENS:
@@ -138,6 +144,35 @@ class Acceptance:
             partial(named, prompt_ids, request_id, tenant=request.tenant, card=served.card),
         )
         return msgspec.structs.replace(request, prompt=ref), served, prompt
+
+    def served(self, model: str) -> ServedModel:
+        """The model of that name. Raises what `Models.get` raises."""
+        return self._models.get(model)
+
+    async def _planned(self, call: Call, served: ServedModel, prompt_ids: Sequence[int]) -> Plan:
+        """What the answer may be. Raises `InvalidRequest` for what its engine cannot obey."""
+        plan = planned(call, served, prompt_ids)
+        if plan.grammar is not None and plan.grammar is not call.sampling.grammar:
+            await self._grammars.check(plan.grammar, served.card, param=plan.param)
+        return plan
+
+    async def prompt_ids(self, call: Call, served: ServedModel) -> Sequence[int]:
+        """The tokens of `call`'s messages or prompt, at least one.
+
+        Raises:
+            InvalidRequest: there is no text, it cannot be told in tokens, or a token is none.
+            ContextOverflow: there are too many.
+        """
+        variables = template_variables(call.effort, served.codec, param=call.effort_param)
+        try:
+            prompt_ids = await self._tokenize(call, served, variables)
+        except InvalidRequest as err:
+            err.param = call.messages_param  # the template knows them as `messages`
+            raise
+        if not prompt_ids:
+            what = "the messages hold" if call.prompt is None else "the prompt holds"
+            raise InvalidRequest(f"{what} no text at all", param=call.messages_param)
+        return prompt_ids
 
     async def store(self, request: Request, prompt: bytes = b"", *, timeout_s: float) -> None:
         """Have JetStream's word that it holds `request`, a long `prompt` of it first.
@@ -191,19 +226,45 @@ class Acceptance:
                 raise BusAway(f"the request was not accepted within {timeout_s:g} s") from err
             return
 
-    async def _tokenize(self, call: Call, served: ServedModel) -> Sequence[int]:
+    async def _tokenize(
+        self, call: Call, served: ServedModel, variables: dict[str, Any]
+    ) -> Sequence[int]:
+        if call.prompt is not None:
+            return await self._tokenize_text(call, call.prompt, served)
+        tools = call.tooling.tools if call.tooling is not None else ()
         if call.text_chars + MESSAGE_CHARS * len(call.messages) < LONG_TEXT_CHARS:
-            return served.codec.encode_chat(call.messages)
+            return served.codec.encode_chat(call.messages, tools=tools, variables=variables)
+        if may_overflow(call.text_chars, served.card.context_tokens):
+            texts = [message["content"] or "" for message in call.messages]
+            await self._check_fits(texts, call, served)
+        parts = served.far_codec.chat_parts(call.messages, tools=tools, variables=variables)
+        return await self._gathered(parts, call, served)
+
+    async def _tokenize_text(
+        self, call: Call, prompt: Prompt, served: ServedModel
+    ) -> Sequence[int]:
+        if prompt.ids is not None:
+            check_known(prompt, served.card)
+            return prompt.ids
+        if call.text_chars < LONG_TEXT_CHARS:
+            return served.codec.encode(prompt.text)
+        if may_overflow(call.text_chars, served.card.context_tokens):
+            await self._check_fits([prompt.text], call, served)
+        return await self._gathered(served.far_codec.text_parts(prompt.text), call, served)
+
+    async def _check_fits(self, texts: list[str], call: Call, served: ServedModel) -> None:
+        await check_fits(
+            texts,
+            partial(_count, served.far_codec),
+            context_tokens=served.card.context_tokens,
+            executor=self._executor,
+            param=call.messages_param,
+        )
+
+    async def _gathered(
+        self, parts: Iterator[list[int]], call: Call, served: ServedModel
+    ) -> Sequence[int]:
         loop, most = asyncio.get_running_loop(), served.card.context_tokens
-        if may_overflow(call.text_chars, most):
-            await check_fits(
-                [message["content"] for message in call.messages],
-                partial(_count, served.far_codec),
-                context_tokens=most,
-                executor=self._executor,
-                param=call.messages_param,
-            )
-        parts = served.far_codec.chat_parts(call.messages)
         ids = compact(served.card.vocab_size)
         # Others' texts have their turn on that thread between two parts.
         while part := await loop.run_in_executor(self._executor, _next_part, parts, ids):
@@ -219,6 +280,13 @@ def _next_part(parts: Iterator[list[int]], kind: "array[int]") -> "array[int] | 
         if part:
             return array(kind.typecode, part)
     return None
+
+
+def check_known(prompt: Prompt, card: ModelCard) -> None:
+    """Raise `InvalidRequest` for a token that the model does not have."""
+    if prompt.highest >= card.vocab_size:
+        text = f"'prompt': expected token ids below {card.vocab_size}, saw {prompt.highest}"
+        raise InvalidRequest(text, param="prompt")
 
 
 def _count(codec: TextCodec, text: str) -> int:
@@ -242,12 +310,14 @@ def room(
     if asked is None:
         if left >= 1:
             return min(left, default_tokens)
-        wanted = f"the messages alone have {prompt_tokens}"
+        alone = "the prompt alone has" if param == "prompt" else "the messages alone have"
+        wanted = f"{alone} {prompt_tokens}"
     elif asked <= left:
         return asked
     else:
         total = prompt_tokens + asked
-        wanted = f"{total} were asked for: {prompt_tokens} in the messages, {asked} to generate"
+        where = "prompt" if param == "prompt" else "messages"
+        wanted = f"{total} were asked for: {prompt_tokens} in the {where}, {asked} to generate"
     raise ContextOverflow(
         f"this model's context holds {context_tokens} tokens, but {wanted}", param=param
     )

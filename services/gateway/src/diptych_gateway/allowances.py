@@ -8,6 +8,7 @@ exchanged: what is held may still be spent, and the rest is told 503, as every r
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from diptych_bus.port import Bus
@@ -77,10 +78,14 @@ class Allowances:
         self._urgent: set[str] = set()
         self._news = asyncio.Event()
 
-    def check(self, caller: Caller) -> None:
-        """Raise `ApiError` if `caller` has just been told no: before its prompt costs anything."""
+    def check(self, caller: Caller, requests: int = 1) -> None:
+        """Raise `ApiError` if `caller` has just been told no: before its prompt costs anything.
+
+        Also if it asks for more `requests` at once than it may ever have.
+        """
         for holder in caller.holders:
-            shortage = self._share(holder).shortage(0, now_s=self._now_s())
+            share = self._share(holder)
+            shortage = share.impossible(0, requests) or share.shortage(0, now_s=self._now_s())
             if shortage is not None:
                 raise self._refusal(shortage, holder)
 
@@ -135,6 +140,16 @@ class Allowances:
             due = await self._next_due()
             for start in range(0, len(due), _AT_ONCE):
                 await asyncio.gather(*map(self._bring_back, due[start : start + _AT_ONCE]))
+
+    async def give_back(self, timeout_s: float) -> None:
+        """Bring back all that is held: this gateway leaves. What is not done in time is lost."""
+        held = [name for name, share in self._shares.items() if not share.idle]
+        for name in held:
+            self._shares[name].retire()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                for name in held:
+                    await self._bring_back(name)
 
     async def _next_due(self) -> list[str]:
         try:
@@ -233,14 +248,14 @@ class Allowances:
         limit, needed = shortage.limit, shortage.needed
         match shortage.kind:
             case Kind.REQUESTS:
-                text = f"this {whose} may make {limit} requests per minute"
+                text = f"this {whose} may make {limit} requests per minute, saw {needed} more"
             case Kind.TOKENS:
                 text = (
                     f"this {whose} may use {limit} tokens per minute, "
                     f"and this request may take {needed}"
                 )
             case Kind.PLACES:
-                text = f"this {whose} may have {limit} requests at once"
+                text = f"this {whose} may have {limit} requests at once, saw {needed} more"
         error = ApiError(
             429,
             f"rate limit reached: {text}",

@@ -4,7 +4,7 @@ A chunk with text is made once per token, so its JSON is cut once, around the te
 and a tail; all else is encoded whole.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,8 +14,11 @@ from msgspec import UNSET, UnsetType
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import Report
+from diptych_gateway.chance_trail import TokenChance
 from diptych_gateway.errors import ApiError
+from diptych_gateway.logprob_objects import ChoiceLogprobs, token_logprobs
 from diptych_gateway.streams import AnswerStream, Shown
+from diptych_text.codec import TextCodec
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n"
@@ -23,7 +26,8 @@ KEEP_ALIVE = b": keep-alive\n"
 
 _NOTHING = -2
 """Before the first index."""
-_TEXT_MARK = b'"content":"\\u0000"'
+_TEXT_MARK = b'"\\u0000"'
+_LOGPROBS_MARK = b'"\\u0001"'
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,48 +68,75 @@ class Usage(msgspec.Struct):
     diptych: PathTaken
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct, kw_only=True):
     index: int = 0
     delta: Delta
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | msgspec.Raw | None = None
     finish_reason: str | None = None
 
 
 class Chunk(msgspec.Struct, kw_only=True):
     id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    object: str
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChunkChoice]
+    choices: Sequence[msgspec.Struct]
     usage: Usage | UnsetType | None = UNSET
+
+
+class WholeFunction(msgspec.Struct, kw_only=True):
+    name: str
+    arguments: str = ""
+
+
+class WholeCall(msgspec.Struct, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: WholeFunction
 
 
 class AnswerMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    reasoning_content: str | UnsetType = UNSET
     refusal: None = None
+    tool_calls: list[WholeCall] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, kw_only=True):
     index: int = 0
     message: AnswerMessage
-    logprobs: None = None
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str
 
 
 class Completion(msgspec.Struct, kw_only=True):
     id: str
-    object: Literal["chat.completion"] = "chat.completion"
+    object: str
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Choice]
+    choices: Sequence[msgspec.Struct]
     usage: Usage
 
 
@@ -116,11 +147,12 @@ class Heading:
     request_id: RequestId
     created_unix_s: int
     card: ModelCard
+    prefix: str = "chatcmpl-"
 
     @property
     def answer_id(self) -> str:
         """The request's id as clients see it."""
-        return f"chatcmpl-{self.request_id}"
+        return f"{self.prefix}{self.request_id}"
 
     @property
     def fingerprint(self) -> str:
@@ -163,17 +195,43 @@ def usage(stream: AnswerStream) -> Usage:
     return Usage(prompt_tokens, tokens, prompt_tokens + tokens, details, path)
 
 
-def completion(heading: Heading, stream: AnswerStream, *, text: str) -> bytes:
-    """A whole answer."""
-    choice = Choice(message=AnswerMessage(content=text), finish_reason=finish_reason(stream))
+def total_usage(streams: Sequence[AnswerStream], prompts: int = 1) -> Usage:
+    """What several answers took: to each of `prompts`, as many in a row; each was read once.
+
+    `diptych` tells the path of the first, and the energy of all.
+    """
+    each = [usage(stream) for stream in streams]
+    firsts = each[:: len(each) // prompts]
+    total = each[0]
+    total.prompt_tokens = sum(first.prompt_tokens for first in firsts)
+    total.completion_tokens = sum(one.completion_tokens for one in each)
+    total.total_tokens = total.prompt_tokens + total.completion_tokens
+    total.prompt_tokens_details = PromptTokens(
+        sum(first.prompt_tokens_details.cached_tokens for first in firsts)
+    )
+    prefill_j = sum(one.diptych.joules.prefill for one in each)
+    decode_j = sum(one.diptych.joules.decode for one in each)
+    total.diptych.joules = Joules(prefill_j, decode_j, prefill_j + decode_j)
+    return total
+
+
+def completion(
+    heading: Heading,
+    choices: Sequence[msgspec.Struct],
+    used: Usage,
+    *,
+    kind: str = "chat.completion",
+) -> bytes:
+    """All whole answers of a call."""
     return _encode(
         Completion(
             id=heading.answer_id,
+            object=kind,
             created=heading.created_unix_s,
             model=heading.card.model,
             system_fingerprint=heading.fingerprint,
-            choices=[choice],
-            usage=usage(stream),
+            choices=choices,
+            usage=used,
         )
     )
 
@@ -189,33 +247,66 @@ class ChunkWriter:
         heading: What every chunk says.
         include_usage: Whether the usage is told.
         after: The last index the client has; nothing up to it is said again.
-        choice: Which of the request's answers it is.
+        choice: Which of the call's answers it is; of one that has several none has an `id`, since
+            they cannot be taken up again.
+        codec: Spells logprobs, if they were asked for.
     """
 
+    kind = "chat.completion.chunk"
+
     def __init__(
-        self, heading: Heading, *, include_usage: bool, after: int = _NOTHING, choice: int = 0
+        self,
+        heading: Heading,
+        *,
+        include_usage: bool,
+        after: int = _NOTHING,
+        choice: int | None = None,
+        codec: TextCodec | None = None,
     ) -> None:
         self._heading = heading
-        self._choice = choice
+        self.choice = choice or 0
+        self._codec = codec
         self._after = after
         self._include_usage = include_usage
+        self._numbered = choice is None
         self._id = f"id: {heading.request_id}:".encode()
-        whole = _encode(self._chunk(Delta(content="\0")))
+        told = None if codec is None else msgspec.Raw(_LOGPROBS_MARK)
+        whole = _encode(self._chunk(Delta(content="\0"), logprobs=told))
         head, _, tail = whole.partition(_TEXT_MARK)
-        self._head = b"\ndata: " + head + b'"content":'
+        self._head = b"data: " + head
+        if self._numbered:
+            self._head = b"\n" + self._head
+        self._middle, _, self._end = tail.partition(_LOGPROBS_MARK)
         self._tail = tail + b"\n\n"
+        self._end += b"\n\n"
 
     def start(self) -> list[bytes]:
         """The first chunk: whose turn it is."""
-        return self._unseen(-1, self._chunk(Delta(role="assistant", content="")))
+        return self.delta(-1, Delta(role="assistant", content=""))
 
     def texts(self, pieces: Iterable[Shown]) -> list[bytes]:
         """A chunk per piece of text."""
-        return [self.text(index, text) for index, text, _ in pieces if index > self._after]
+        if self._codec is not None:
+            codec = self._codec
+            return [self._told(codec, shown) for shown in pieces if shown.at > self._after]
+        if not self._numbered:
+            return [self._head + _encode(shown.text) + self._tail for shown in pieces]
+        id_, after, head, tail = self._id, self._after, self._head, self._tail
+        return [
+            b"%b%d%b%b%b" % (id_, shown.at, head, _encode(shown.text), tail)
+            for shown in pieces
+            if shown.at > after
+        ]
 
-    def text(self, index: int, text: str) -> bytes:
-        """Text that token `index` made showable."""
-        return b"%b%d%b%b%b" % (self._id, index, self._head, _encode(text), self._tail)
+    def logprobs(self, codec: TextCodec, told: Sequence[TokenChance]) -> msgspec.Struct:
+        """What a chunk says of the tokens of its text."""
+        return ChoiceLogprobs(token_logprobs(codec, told))
+
+    def _told(self, codec: TextCodec, shown: Shown) -> bytes:
+        logprobs = _encode(self.logprobs(codec, shown.logprobs))
+        number = b"%b%d" % (self._id, shown.at) if self._numbered else b""
+        parts = (number, self._head, _encode(shown.text), self._middle, logprobs, self._end)
+        return b"".join(parts)
 
     def delta(self, index: int, delta: Delta) -> list[bytes]:
         """Something else that token `index` brought about."""
@@ -245,17 +336,34 @@ class ChunkWriter:
         """An error after the first byte; the connection's end follows it."""
         return [b"data: " + failure.late_body + b"\n\n"]
 
-    def _chunk(self, delta: Delta, *, finish_reason: str | None = None) -> Chunk:
+    def _chunk(
+        self,
+        delta: Delta,
+        *,
+        finish_reason: str | None = None,
+        logprobs: msgspec.Raw | None = None,
+    ) -> Chunk:
         return Chunk(
             id=self._heading.answer_id,
+            object=self.kind,
             created=self._heading.created_unix_s,
             model=self._heading.card.model,
             system_fingerprint=self._heading.fingerprint,
-            choices=[ChunkChoice(index=self._choice, delta=delta, finish_reason=finish_reason)],
+            choices=[self.said(delta, finish_reason, logprobs)],
             usage=None if self._include_usage else UNSET,
+        )
+
+    def said(
+        self, delta: Delta, finish_reason: str | None, logprobs: msgspec.Raw | None
+    ) -> msgspec.Struct:
+        """What a chunk says of its choice."""
+        return ChunkChoice(
+            index=self.choice, delta=delta, logprobs=logprobs, finish_reason=finish_reason
         )
 
     def _unseen(self, index: int, chunk: Chunk) -> list[bytes]:
         if index <= self._after:
             return []
+        if not self._numbered:
+            return [b"data: %b\n\n" % _encode(chunk)]
         return [b"%b%d\ndata: %b\n\n" % (self._id, index, _encode(chunk))]

@@ -11,12 +11,16 @@ from diptych_gateway.accepting import Acceptance, Identity
 from diptych_gateway.admitting import Door
 from diptych_gateway.allowances import Allowances
 from diptych_gateway.archive import Archive
+from diptych_gateway.batch_room import Neighbours, batch_endpoints, batch_room
 from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
+from diptych_gateway.claims import Claims
+from diptych_gateway.completions import Completions
 from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
+from diptych_gateway.joining import Joining
 from diptych_gateway.keeping import Keeper
 from diptych_gateway.keyring import Keyring
 from diptych_gateway.metering import Metering
@@ -48,10 +52,11 @@ async def serve(member: Member, settings: GatewaySettings) -> None:
 def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExecutor) -> Gateway:
     """A gateway, ready to run."""
     bus, me, now_s = member.bus, member.incarnation, member.now_s
-    models = Models(bus, executor, member.patience)
+    models = Models(bus, executor, member.patience, parsers=settings.parsers())
     records = Records(bus, me)
     archive = Archive(bus)
-    keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s)
+    claims = Claims(bus)
+    keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s, ended=claims.ended)
     in_flight = InFlight(now_s, records, keeper)
     resumption = Resumption(bus, me, in_flight=in_flight, keeper=keeper, now_s=now_s)
     keyring = Keyring(bus, host=settings.host, allowed=settings.allow_anonymous)
@@ -72,7 +77,16 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         allowances=allowances,
         renewed=keyring.renewed,
     )
-    turns = Turns(generations=generations, models=models, archive=archive, resumption=resumption)
+    joining = Joining(
+        bus=bus, generations=generations, resumption=resumption, records=records, claims=claims
+    )
+    turns = Turns(
+        generations=generations,
+        models=models,
+        archive=archive,
+        resumption=resumption,
+        joining=joining,
+    )
     intake = Intake(
         executor,
         max_bodies=settings.max_bodies,
@@ -86,14 +100,35 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         models=models,
         resumption=resumption,
     )
-    generating = Generating(
-        chat=ChatCompletions(
-            admission=admission,
-            generations=generations,
-            intake=intake,
-            resumption=chat_resumption,
+    chat = ChatCompletions(
+        admission=admission,
+        generations=generations,
+        intake=intake,
+        resumption=chat_resumption,
+        joining=joining,
+    )
+    completions = Completions(
+        admission=admission,
+        generations=generations,
+        intake=intake,
+        resumption=chat_resumption,
+        joining=joining,
+    )
+    responses = Responses(admission=admission, turns=turns, records=records, intake=intake)
+    reasons = _reasons(member, admission)
+    room = batch_room(
+        member,
+        settings,
+        batch_endpoints(chat, completions, responses),
+        Neighbours(
+            intake=intake, claims=claims, records=records, executor=executor, reasons=reasons
         ),
-        responses=Responses(admission=admission, turns=turns, records=records, intake=intake),
+    )
+    generating = Generating(
+        chat=chat,
+        completions=completions,
+        responses=responses,
+        batch_room=room,
         socket=ResponsesSocket(
             admission=admission,
             sockets=Admission(settings.max_sockets),
@@ -104,7 +139,6 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             new_id=partial(new_request_id, member.rng),
         ),
     )
-    reasons = _reasons(member, admission)
     guarding = Guarding(
         keyring=keyring, told=allowances.headers, open_metrics=settings.open_metrics
     )
@@ -116,6 +150,8 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         in_flight=in_flight,
         records=records,
         archive=archive,
+        claims=claims,
+        batch_room=room,
         resumption=resumption,
         keyring=keyring,
         allowances=allowances,

@@ -108,7 +108,7 @@ class Archive:
         if answer is None or answer.text is None:
             return stored
         text: StoredText = await self._parts.get(answer.text, StoredText)
-        whole = msgspec.structs.replace(answer, deltas=text.deltas)
+        whole = msgspec.structs.replace(answer, deltas=text.deltas, logprobs=text.logprobs)
         return msgspec.structs.replace(stored, answer=whole)
 
     async def with_messages(self, stored: StoredResponse) -> StoredResponse:
@@ -218,6 +218,7 @@ class Archive:
         """`ended` with its text kept apart; whoever else does the same writes the same."""
         answer = ended.answer
         assert answer is not None
-        ref = await self._parts.put(_text_name(ended), StoredText(deltas=answer.deltas))
-        slim = msgspec.structs.replace(answer, deltas=(), text=ref)
+        text = StoredText(deltas=answer.deltas, logprobs=answer.logprobs)
+        ref = await self._parts.put(_text_name(ended), text)
+        slim = msgspec.structs.replace(answer, deltas=(), logprobs=(), text=ref)
         return msgspec.structs.replace(ended, answer=slim), ref

@@ -34,9 +34,10 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
     annotations: msgspec.Raw = ABSENT
     audio: msgspec.Raw = ABSENT
     function_call: msgspec.Raw = ABSENT
+    # What an assistant called and thought, and which call a tool's result answers.
     tool_calls: msgspec.Raw = ABSENT
-    tool_call_id: msgspec.Raw = ABSENT
-    reasoning_content: msgspec.Raw = ABSENT
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 class DiptychOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,21 +79,22 @@ class ChatBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     n: int | None = None
-    # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
-    store: msgspec.Raw = ABSENT
-    logprobs: msgspec.Raw = ABSENT
-    top_logprobs: msgspec.Raw = ABSENT
-    logit_bias: msgspec.Raw = ABSENT
-    response_format: msgspec.Raw = ABSENT
+    reasoning_effort: str | None = None
+    # Judged in `tooling`.
     tools: msgspec.Raw = ABSENT
     tool_choice: msgspec.Raw = ABSENT
     parallel_tool_calls: msgspec.Raw = ABSENT
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    logit_bias: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
+    # Accepted only with the value that asks for nothing (`checking.HARMLESS`).
+    store: msgspec.Raw = ABSENT
     functions: msgspec.Raw = ABSENT
     function_call: msgspec.Raw = ABSENT
     modalities: msgspec.Raw = ABSENT
     audio: msgspec.Raw = ABSENT
     prediction: msgspec.Raw = ABSENT
-    reasoning_effort: msgspec.Raw = ABSENT
     verbosity: msgspec.Raw = ABSENT
     web_search_options: msgspec.Raw = ABSENT
 

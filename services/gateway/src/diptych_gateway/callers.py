@@ -27,6 +27,9 @@ class Caller:
     """Of its key."""
     holders: tuple[Holder, ...] = ()
     """Whose limits hold for it."""
+    anonymous: bool = False
+    """It showed no key; one without a key that is not anonymous asks from inside, for its tenant
+    (a line of a batch)."""
 
 
-ANONYMOUS = Caller()
+ANONYMOUS = Caller(anonymous=True)

@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: from bytes to a stored request, and its answer back."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -8,10 +9,12 @@ from starlette.types import Receive, Scope, Send
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.requests import Request
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading, completion
+from diptych_gateway.answer_parts import chunk_writer, whole_choice
+from diptych_gateway.answers import Heading, completion, total_usage, usage
 from diptych_gateway.bodies import decode
 from diptych_gateway.chat_resuming import ChatResumption, wanted_by_event_id
 from diptych_gateway.checking import ChatCall, check
+from diptych_gateway.choices import Choices, ChoicesDelivery, deliver_whole_choices
 from diptych_gateway.class_checks import likely_class
 from diptych_gateway.delivering import (
     EventStream,
@@ -21,12 +24,16 @@ from diptych_gateway.delivering import (
     send_json,
 )
 from diptych_gateway.errors import from_error
-from diptych_gateway.generating import Accepted, Generations, arrival, watched
+from diptych_gateway.generating import Accepted, Arrival, Generations, arrival, watched
+from diptych_gateway.idempotency import Once, once_of
 from diptych_gateway.intake import Intake
+from diptych_gateway.joining import Joining
 from diptych_gateway.models import ServedModel
 from diptych_gateway.reading import ClientGone, wants_resume
+from diptych_gateway.siblings import siblings
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
+from diptych_text.codec import TextCodec
 
 log = logger(__name__)
 
@@ -42,6 +49,7 @@ class ChatCompletions:
     generations: Generations
     intake: Intake
     resumption: ChatResumption
+    joining: Joining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         now_s = self.generations.now_s
@@ -53,11 +61,16 @@ class ChatCompletions:
                 await self.resumption.answer(again, scope, receive, send)
                 return
             with admitted(self.admission, now_s, likely_class(body)):
-                call = await self.intake.judged(len(body), partial(_judge, body, scope))
+                call, once = await self.intake.judged(len(body), partial(_judge, body, scope))
                 del body
                 came = arrival(scope, arrived_s=arrived_s)
-                async with self.generations.accepted(call, came, _answer_id) as accepted:
-                    call = replace(call, messages=[])  # while the answer lasts nobody needs them
+                if call.choices > 1:
+                    await self._several(call, once, came, receive, send)
+                    return
+                answer = self.joining.accepted(call, came, _answer_id, once=once)
+                async with answer as accepted:
+                    # While the answer lasts nobody needs them.
+                    call = replace(call, messages=[], tooling=None)
                     async with watched(accepted.stream, receive):
                         await _deliver(accepted, call, send)
         except ClientGone:
@@ -65,19 +78,65 @@ class ChatCompletions:
         except DiptychError as err:
             await send_error(send, from_error(err))
 
+    async def _several(
+        self, call: ChatCall, once: Once | None, came: Arrival, receive: Receive, send: Send
+    ) -> None:
+        """Answer with several choices; each takes a place."""
+        with ExitStack() as places:
+            for _ in range(call.choices - 1):
+                place = admitted(self.admission, self.generations.now_s, call.priority_class)
+                places.enter_context(place)
+            calls = await siblings(call, self.generations.acceptance)
+            call = replace(call, messages=[])
+            answers = self.joining.all_accepted(calls, came, _answer_id, once=once)
+            async with answers as accepted:
+                choices = Choices([one.stream for one in accepted])
+                async with watched(choices, receive):
+                    await _deliver_choices(accepted, choices, call, send)
 
-def _judge(body: bytes, scope: Scope) -> ChatCall:
-    return check(decode(body), resume=wants_resume(scope["headers"]))
+
+def _judge(body: bytes, scope: Scope) -> tuple[ChatCall, Once | None]:
+    call = check(decode(body), resume=wants_resume(scope["headers"]))
+    return call, once_of(scope, body)
 
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:
     request, stream = accepted.request, accepted.stream
+    made = request.answer_format
     heading = Heading(request.request_id, request.created_unix_ms // 1000, accepted.served.card)
+    codec = speller(accepted)
     if call.stream:
-        writer = ChunkWriter(heading, include_usage=call.include_usage)
+        writer = chunk_writer(heading, made, include_usage=call.include_usage, codec=codec)
         await deliver(stream, writer, EventStream(send))
-    elif (text := await deliver_whole(stream)) is not None:
-        await send_json(send, 200, completion(heading, stream, text=text))
+    elif (pieces := await deliver_whole(stream)) is not None:
+        whole = whole_choice(stream, pieces, made, codec=codec)
+        await send_json(send, 200, completion(heading, [whole], usage(stream)))
+
+
+async def _deliver_choices(
+    accepted: list[Accepted], choices: Choices, call: ChatCall, send: Send
+) -> None:
+    request, codec = accepted[0].request, speller(accepted[0])
+    card, made = accepted[0].served.card, request.answer_format
+    heading = Heading(request.request_id, request.created_unix_ms // 1000, card)
+    if call.stream:
+        told = {"include_usage": call.include_usage, "codec": codec}
+        writers = [
+            chunk_writer(heading, made, choice=number, **told) for number in range(len(accepted))
+        ]
+        await ChoicesDelivery(choices, writers).run(EventStream(send), total_usage)
+    elif (pieces := await deliver_whole_choices(choices)) is not None:
+        wholes = [
+            whole_choice(stream, found, made, codec=codec, index=number)
+            for number, (stream, found) in enumerate(zip(choices.streams, pieces, strict=True))
+        ]
+        await send_json(send, 200, completion(heading, wholes, total_usage(choices.streams)))
+
+
+def speller(accepted: Accepted) -> TextCodec | None:
+    """What spells an answer's logprobs, if they were asked for."""
+    asked = accepted.request.sampling.top_logprobs is not None
+    return accepted.served.codec if asked else None
 
 
 async def _answer_id(request: Request, served: ServedModel) -> str:

@@ -8,17 +8,20 @@ its window lasts; only requests with `x-diptych-resume: 1` have one that does.
 import asyncio
 import re
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
 from diptych_bus.port import Bus
+from diptych_contracts.answer_formats import AnswerFormat
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import AnswerHead, PriorityClass, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_gateway.admitting import admitted
-from diptych_gateway.answers import ChunkWriter, Heading, completion
+from diptych_gateway.answer_parts import PartsWriter, whole_choice
+from diptych_gateway.answers import ChunkWriter, Heading, completion, usage
 from diptych_gateway.delivering import EventStream, deliver, deliver_whole, send_json
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Generations, arrival, watched
@@ -32,6 +35,17 @@ _ANSWER_ID = re.compile(r"(?:chatcmpl-)?(?P<request>[0-9a-f]{32})")
 _NOTHING = -2
 _LOOKS, _LOOK_S = 4, 0.25
 """A request that was accepted a moment ago has no record yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How an endpoint tells its answers."""
+
+    prefix: str
+    writer: type[ChunkWriter]
+
+
+CHAT_FORM = Form("chatcmpl-", ChunkWriter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +94,10 @@ class Resumed:
         return self.head.priority_class
 
     @property
+    def answer_format(self) -> AnswerFormat | None:
+        return self.head.answer_format
+
+    @property
     def tenant(self) -> str:
         return self.record.tenant
 
@@ -102,8 +120,16 @@ class ChatResumption:
         """`GET /v1/chat/completions/{id}`: whole, or as a stream."""
         await self.answer(wanted_by_query(scope), scope, receive, send)
 
-    async def answer(self, wanted: Wanted, scope: Scope, receive: Receive, send: Send) -> None:
-        """Say the answer, from where its client stopped.
+    async def answer(
+        self,
+        wanted: Wanted,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        form: Form = CHAT_FORM,
+    ) -> None:
+        """Say the answer, from where its client stopped, in the form of its endpoint.
 
         Raises:
             ApiError: its window has passed (410), or it was not asked to be resumable (400).
@@ -114,16 +140,31 @@ class ChatResumption:
         head = resumed.head
         served = self.models.get(head.model)
         with admitted(self.admission, now_s, head.priority_class):
-            stream = self.generations.stream(resumed, served.codec, came, stop=head.stop)
+            codec = None if head.top_logprobs is None else served.codec
+            made = head.answer_format if form is CHAT_FORM else None
+            stream = self.generations.stream(
+                resumed, served.codec, came, stop=head.stop, logprobs=codec is not None
+            )
             async with self.resumption.reading(stream, resumed), watched(stream, receive):
-                heading = Heading(wanted.request_id, head.created_unix_ms // 1000, served.card)
+                created_unix_s = head.created_unix_ms // 1000
+                heading = Heading(
+                    wanted.request_id, created_unix_s, served.card, prefix=form.prefix
+                )
                 if wanted.stream:
-                    writer = ChunkWriter(
-                        heading, include_usage=wanted.include_usage, after=wanted.after
+                    told: dict[str, Any] = {
+                        "include_usage": wanted.include_usage,
+                        "after": wanted.after,
+                        "codec": codec,
+                    }
+                    writer = (
+                        form.writer(heading, **told)
+                        if made is None
+                        else PartsWriter(heading, made, **told)
                     )
                     await deliver(stream, writer, EventStream(send))
-                elif (text := await deliver_whole(stream)) is not None:
-                    await send_json(send, 200, completion(heading, stream, text=text))
+                elif (pieces := await deliver_whole(stream)) is not None:
+                    whole = whole_choice(stream, pieces, made, codec=codec)
+                    await send_json(send, 200, completion(heading, [whole], usage(stream)))
 
     async def _found(self, request_id: RequestId, tenant: str) -> Resumed:
         bucket = self.bus.bucket(REQUEST_RECORDS, RequestRecord)

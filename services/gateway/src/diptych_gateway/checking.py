@@ -1,15 +1,22 @@
 """From a body's types to a request's meaning: every value is judged here, none is ignored."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Forced, Mode, PriorityClass
 from diptych_contracts.sampling import Sampling
 from diptych_gateway.bodies import ChatBody, CommonBody, StreamOptions, decode_metadata
 from diptych_gateway.class_checks import priority_class
-from diptych_gateway.harmless import HARMLESS, one_of, only, shown, unsupported
-from diptych_gateway.message_checks import conversation
+from diptych_gateway.harmless import HARMLESS, one_of, only, shown
+from diptych_gateway.message_checks import conversation, text_chars
 from diptych_gateway.number_checks import check_numbers, sampling
+from diptych_gateway.structured import response_format
+from diptych_gateway.token_checks import check_choices, logit_bias, top_logprobs
+from diptych_gateway.tooling import Tooling, offered
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
@@ -19,15 +26,33 @@ _METADATA_BYTES = 64 * 1024
 """More than the longest metadata, every character escaped."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model goes on from: text, or token ids."""
+
+    text: str = ""
+    ids: Sequence[int] | None = None
+    highest: int = 0
+    """Of `ids`; none is negative."""
+    chat: bool = False
+    """Whether it was made of messages: then its answer may have parts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """What a client wants generated, judged."""
 
     model: str
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     messages_param: str = "messages"
     """What the client calls them."""
+    prompt: Prompt | None = None
+    """Instead of messages."""
+    choices: int = 1
+    """How many answers."""
     sampling: Sampling
+    grammar_param: str = "response_format"
+    """Where `sampling.grammar` comes from."""
     seeded: bool
     stop: tuple[str, ...] = ()
     ignore_eos: bool
@@ -36,11 +61,18 @@ class Call:
     priority_class: PriorityClass
     resume: bool = False
     background: bool = False
+    tooling: Tooling | None = None
+    """The tools the model is told of."""
+    effort: str | None = None
+    effort_param: str = "reasoning_effort"
 
     @property
     def text_chars(self) -> int:
         """How much text there is to tokenize."""
-        return sum(len(message["content"]) for message in self.messages)
+        if self.prompt is not None:
+            return len(self.prompt.text)
+        tools = self.tooling.chars if self.tooling is not None else 0
+        return text_chars(self.messages) + tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,27 +90,35 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
         InvalidRequest: names the parameter, and says what was expected and seen.
     """
     check_numbers(body)
+    check_choices(body.n or 1, resume=resume)
     _harmless(body)
     metadata(body)
+    structure = response_format(body.response_format)
     return ChatCall(
         model=body.model,
         messages=conversation(body.messages),
-        sampling=sampling(body),
+        choices=body.n or 1,
+        sampling=msgspec.structs.replace(
+            sampling(body, structure.grammar),
+            logit_bias=logit_bias(body.logit_bias),
+            top_logprobs=top_logprobs(body.logprobs, body.top_logprobs),
+        ),
+        grammar_param=structure.param,
         seeded=body.seed is not None,
-        stop=_stop(body.stop),
+        stop=stop_strings(body.stop),
         ignore_eos=bool(body.ignore_eos),
         max_tokens=_max_tokens(body),
         forced=forced(body),
         priority_class=priority_class(body),
         resume=resume,
+        tooling=offered(body.tools, body.tool_choice, body.parallel_tool_calls).tooling,
+        effort=body.reasoning_effort,
         stream=bool(body.stream),
-        include_usage=_include_usage(body),
+        include_usage=include_usage(body),
     )
 
 
 def _harmless(body: ChatBody) -> None:
-    if body.n not in (None, 1):
-        raise unsupported("n", body.n, (1,))
     for name, allowed in HARMLESS.items():
         only(name, getattr(body, name), allowed)
 
@@ -89,11 +129,16 @@ def metadata(body: CommonBody) -> dict[str, str]:
     Raises:
         InvalidRequest: there are more than OpenAI allows.
     """
-    if len(bytes(body.metadata)) > _METADATA_BYTES:
+    return check_metadata(body.metadata)
+
+
+def check_metadata(given: msgspec.Raw) -> dict[str, str]:
+    """The same of a body's `metadata`. Raises `InvalidRequest`."""
+    if len(bytes(given)) > _METADATA_BYTES:
         raise InvalidRequest(
             f"'metadata': expected at most {_METADATA_BYTES} bytes", param="metadata"
         )
-    found = decode_metadata(body.metadata)
+    found = decode_metadata(given)
     longest_key = max(map(len, found), default=0)
     longest = max(map(len, found.values()), default=0)
     if len(found) > MAX_METADATA or longest_key > MAX_METADATA_KEY:
@@ -111,7 +156,8 @@ def metadata(body: CommonBody) -> dict[str, str]:
     return found
 
 
-def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """What ends an answer. Raises `InvalidRequest`."""
     strings = [stop] if isinstance(stop, str) else stop or []
     if len(strings) > MAX_STOPS:
         raise InvalidRequest(
@@ -153,7 +199,8 @@ def forced(body: CommonBody) -> Forced:
             )
 
 
-def _include_usage(body: ChatBody) -> bool:
+def include_usage(body: CommonBody) -> bool:
+    """Whether a stream ends with its usage. Raises `InvalidRequest` if there is no stream."""
     options: StreamOptions | None = body.stream_options
     if options is None:
         return False

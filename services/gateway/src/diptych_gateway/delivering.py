@@ -138,8 +138,8 @@ async def until_over(stream: AnswerStream) -> None:
         await stream.news()
 
 
-async def deliver_whole(stream: AnswerStream) -> str | None:
-    """The answer's text once it is complete; None if the client left.
+async def deliver_whole(stream: AnswerStream) -> list[Shown] | None:
+    """The answer's pieces once it is complete; None if the client left.
 
     Raises:
         ApiError: it failed.
@@ -149,11 +149,11 @@ async def deliver_whole(stream: AnswerStream) -> str | None:
         return None
     if stream.failure is not None:
         raise stream.failure
-    pieces: list[str] = []
+    pieces: list[Shown] = []
     while not stream.over:
-        pieces += [shown.text for shown in stream.texts()]
+        pieces += stream.texts()
         await asyncio.sleep(0)  # a long answer must not keep the loop to itself
-    return "".join(pieces)
+    return pieces
 
 
 async def send_json(

@@ -1,9 +1,10 @@
 """What every generating route goes through: a stored request, its answer, the books."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from opentelemetry import propagate, trace
 from opentelemetry.context import Context
@@ -11,7 +12,7 @@ from opentelemetry.trace import SpanKind
 from starlette.types import Receive, Scope
 
 from diptych_contracts.errors import StoreFull, Transient
-from diptych_contracts.ids import RequestId
+from diptych_contracts.ids import RequestId, sibling
 from diptych_contracts.requests import PriorityClass, Request
 from diptych_gateway import metrics, spans
 from diptych_gateway.accepting import Acceptance, Identity
@@ -27,8 +28,8 @@ from diptych_gateway.patience import Limits, Patience
 from diptych_gateway.settings import GatewaySettings
 from diptych_gateway.streams import AnswerStream, Asked
 from diptych_telemetry import logger, names, tracer
-from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_text.marked_answer import answer_text
 
 log = logger(__name__)
 _tracer = tracer(__name__)
@@ -63,6 +64,8 @@ class Accepted:
     request: Request
     served: ServedModel
     stream: AnswerStream
+    ended_unix_s: int | None = None
+    """When it ended, where that was long ago: its answer is a kept one."""
 
 
 Prepare = Callable[[Request, ServedModel], Awaitable[str]]
@@ -106,7 +109,13 @@ class Generations:
                 )
                 metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
                 spans.describe_request(span, request, call)
-                stream = self.stream(request, served.codec, arrival, stop=request.stopping.stop)
+                stream = self.stream(
+                    request,
+                    served.codec,
+                    arrival,
+                    stop=request.stopping.stop,
+                    logprobs=request.sampling.top_logprobs is not None,
+                )
                 taking = await self.allowances.take(caller, _most_tokens(request))
                 if taking is not None:
                     held.callback(self._settle, taking, stream)
@@ -134,18 +143,44 @@ class Generations:
         )
         return request
 
+    @asynccontextmanager
+    async def all_accepted(
+        self, calls: Sequence[Call], arrival: Arrival, prepare: Prepare
+    ) -> AsyncIterator[list[Accepted]]:
+        """The requests of several calls of one client, all stored or none.
+
+        The first has the arrival's id, the others' follow from it. Raises what `accepted` raises.
+        """
+        self.allowances.check(self.renewed(arrival.caller), len(calls))
+        async with AsyncExitStack() as held:
+            found: list[Accepted] = []
+            for number, call in enumerate(calls):
+                request_id = sibling(arrival.request_id, number)
+                came = replace(arrival, request_id=request_id)
+                found.append(await held.enter_async_context(self.accepted(call, came, prepare)))
+            yield found
+
     def stream(
-        self, request: Asked, codec: TextCodec, arrival: Arrival, *, stop: tuple[str, ...] = ()
+        self,
+        request: Asked,
+        codec: TextCodec,
+        arrival: Arrival,
+        *,
+        stop: tuple[str, ...] = (),
+        logprobs: bool = False,
     ) -> AnswerStream:
-        """The way out of an answer to `request`."""
-        return AnswerStream(
+        """The way out of an answer to `request`, told with its logprobs or without."""
+        stream = AnswerStream(
             request,
-            text=AnswerText(codec, stop),
+            text=answer_text(codec, stop, request.answer_format),
             patience=Patience(self._limits(request.priority_class)),
             arrived_s=arrival.arrived_s,
             metrics=metrics.of_model(request.model),
             abort=arrival.abort,
         )
+        if logprobs:
+            stream.tell_logprobs()
+        return stream
 
     async def _store(
         self, request: Request, served: ServedModel, stream: AnswerStream, prompt: bytes
@@ -206,8 +241,20 @@ def _most_tokens(request: Request) -> int:
     return request.prompt_tokens + request.stopping.max_tokens
 
 
+class Reading(Protocol):
+    """What a client reads: an answer, or several."""
+
+    def leave(self) -> None:
+        """The client is gone."""
+        ...
+
+    def keep_alive(self) -> None:
+        """Send a sign of life."""
+        ...
+
+
 @asynccontextmanager
-async def watched(stream: AnswerStream, receive: Receive) -> AsyncIterator[None]:
+async def watched(stream: Reading, receive: Receive) -> AsyncIterator[None]:
     """Tell `stream` when its HTTP client leaves.
 
     One that sends no more may be there or not: news of it that is no disconnect asks for a sign of

@@ -15,23 +15,17 @@ _HARMLESS_BYTES = 1024
 """More than any of the harmless values, with generous spaces."""
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
 """What these parameters may say while they are not supported: nothing that changes an answer."""
+
+SUCCESSORS = {"functions": "tools", "function_call": "tool_choice"}
 
 
 def only(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
@@ -62,6 +56,8 @@ def unsupported(name: str, value: Any, allowed: tuple[Any, ...]) -> InvalidReque
     """What a client is told about a parameter that is not supported."""
     options = " or ".join([*(repr(a) for a in allowed), "nothing"])
     message = f"'{name}' is not supported: expected {options}, saw {shown(value)}"
+    if name in SUCCESSORS:
+        message += f"; '{SUCCESSORS[name]}' has taken its place"
     return InvalidRequest(message, param=name, code="unsupported_parameter")
 
 

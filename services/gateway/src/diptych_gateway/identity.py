@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diptych_gateway.callers import ANONYMOUS, Caller
+from diptych_gateway.callers import Caller
 from diptych_gateway.errors import ApiError, Headers
 from diptych_gateway.keyring import Keyring, unauthenticated
 from diptych_policy.access import Right, may
@@ -46,7 +46,7 @@ class Identity:
         state = scope["state"]
         if right is not None:
             keyring = self._keyring
-            caller = ANONYMOUS if keyring.open else keyring.caller(_key(scope))
+            caller = keyring.anybody if keyring.open else keyring.caller(_key(scope))
             state["caller"], state["tenant"] = caller, caller.tenant
             if not may(caller.role, right):
                 text = f"a key of role '{caller.role}' does not give the right to do this"

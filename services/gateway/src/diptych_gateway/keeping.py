@@ -4,7 +4,7 @@ Here the gateway that took a request remembers whether anybody reads the answer,
 (they say so) at another. Unread for its grace, the request is cancelled; ended, it is archived.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +14,14 @@ from diptych_contracts.ids import RequestId
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer
 from diptych_gateway.allowances import Taking
-from diptych_gateway.archive import Archive, deltas
+from diptych_gateway.archive import Archive
 from diptych_gateway.records import Records
+from diptych_gateway.stored_answers import stored_answer
 from diptych_policy.attendance import Attendance, grace_s
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_telemetry import logger
-from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
+from diptych_text.marked_answer import answer_text
 
 GIVEN_UP = "the client left and did not come back"
 _LAST_WORDS_S = 60.0
@@ -42,18 +43,17 @@ class _Kept:
     """What it took of its caller's limits, once its first reader has left."""
 
     def __post_init__(self) -> None:
-        self.view = RequestView(self.request.request_id)
+        told = self.request.sampling.top_logprobs is not None
+        self.view = RequestView(self.request.request_id, logprobs=[] if told else None)
 
     def answer(self, ended_unix_s: int) -> StoredAnswer:
-        assert self.view.end is not None
-        ids = self.view.token_ids
-        text = AnswerText(self.codec, self.request.stopping.stop)
-        return StoredAnswer(
-            deltas=tuple(deltas(text, ids)),
-            tokens=len(ids),
-            end=self.view.end,
-            ended_unix_s=ended_unix_s,
-        )
+        request = self.request
+        text = answer_text(self.codec, request.stopping.stop, request.answer_format)
+        return stored_answer(self.view, text, self.codec, ended_unix_s=ended_unix_s)
+
+
+def nobody(_: RequestView) -> None:
+    """Nobody else wants to know."""
 
 
 class Keeper:
@@ -63,9 +63,18 @@ class Keeper:
         records: Where it is written that a request is given up.
         archive: Where answers go.
         resume_grace_s: How long one with resume intent goes on unread.
+        ended: Hears of those that end unread.
     """
 
-    def __init__(self, records: Records, archive: Archive, *, resume_grace_s: float) -> None:
+    def __init__(
+        self,
+        records: Records,
+        archive: Archive,
+        *,
+        resume_grace_s: float,
+        ended: Callable[[RequestView], None] = nobody,
+    ) -> None:
+        self._ended = ended
         self._records = records
         self._archive = archive
         self._resume_grace_s = resume_grace_s
@@ -140,4 +149,5 @@ class Keeper:
         request_id = kept.request.request_id
         if kept.view.end is not None and not kept.readers and request_id in self:
             self.drop(request_id)
+            self._ended(kept.view)
             self._archive.finish_soon(request_id, partial(kept.answer, int(time())))

@@ -5,6 +5,7 @@ never saw the bucket does not start.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from diptych_bus.port import Bus, Gone, Kept, Subscription
@@ -48,14 +49,16 @@ class Keyring:
         self._host = host
         self._loopback = is_loopback(host)
         self._allowed = allowed
-        self._keys: dict[str, ApiKey] = {}
-        self._tenants: dict[str, Tenant] = {}
+        self._entries: dict[str, KeyEntry] = {}
+        self._of_tenant: dict[str, dict[str, ApiKey]] = {}
         self._callers: dict[str, tuple[ApiKey, Caller]] = {}
         """By the key's hash."""
         self._watch: Subscription | None = None
         self.loaded = False
         self.open = False
         """Whether those without a key are served."""
+        self.anybody = ANONYMOUS
+        """Who they are: their tenant may have limits."""
 
     async def start(self) -> None:
         """Learn the keys, and hear of every change from then on.
@@ -68,17 +71,17 @@ class Keyring:
         self._watch = await bucket.watch(self._on_change)
         self.loaded = True
         self._open_or_close()
-        if self._keys:
-            log.info("keys_known", keys=len(self._keys))
+        if self.keys:
+            log.info("keys_known", keys=self.keys)
         elif self._loopback:
-            log.warning("serving_without_keys", host=self._host, reached_by="this machine alone")
+            log.info("serving_without_keys", host=self._host, reached_by="this machine alone")
         elif self._allowed:
             log.warning("serving_anybody_without_keys", host=self._host, reached_by="the network")
         else:
             raise Permanent(
                 f"refusing to listen on {self._host} without an API key: anybody who reaches it "
-                "could use it. Make one (`diptych keys create`), or listen on 127.0.0.1, or set "
-                "DIPTYCH_GATEWAY__ALLOW_ANONYMOUS=true if anybody may"
+                "could use it. Listen on 127.0.0.1, make a key there (`diptych keys create`), then "
+                "come here; or set DIPTYCH_GATEWAY__ALLOW_ANONYMOUS=true if anybody may"
             )
 
     async def close(self) -> None:
@@ -89,7 +92,7 @@ class Keyring:
     @property
     def keys(self) -> int:
         """How many there are, counting or not."""
-        return len(self._keys)
+        return len(self._callers)
 
     def caller(self, key: str | None) -> Caller:
         """Who shows `key`; None: nobody shows any.
@@ -101,11 +104,11 @@ class Keyring:
         if not self.loaded:
             raise Transient("the API keys are not known yet")
         if self.open:
-            return ANONYMOUS
+            return self.anybody
         if key is None:
             raise unauthenticated(
                 "no API key was given: send one as 'Authorization: Bearer <key>'"
-                if self._keys
+                if self._callers
                 else "this gateway has no API keys yet and serves nobody without one: "
                 "its operator makes one with 'diptych keys create'"
             )
@@ -120,8 +123,10 @@ class Keyring:
 
         Raises what `caller` raises.
         """
-        if self.open:
-            return caller
+        if caller.anonymous and self.open:
+            return self.anybody
+        if not caller.sha256 and not caller.anonymous:
+            return self._inside(caller)
         found = self._callers.get(caller.sha256)
         if found is None:
             raise unauthenticated(
@@ -132,42 +137,82 @@ class Keyring:
 
     def _judge(self, key: ApiKey) -> None:
         now_unix_ms = self._bus.unix_ms() if key.expires_unix_ms else 0
-        stands = standing(key, self._tenants.get(key.tenant), now_unix_ms=now_unix_ms)
+        stands = standing(key, self._tenant(key.tenant), now_unix_ms=now_unix_ms)
         if stands is not Standing.GOOD:
             raise unauthenticated(f"the API key {key.shown}… {_WHY[stands]}")
 
     def _on_change(self, change: Kept[KeyEntry] | Gone) -> None:
+        """One entry is as told: perhaps as before, when the bucket is listed again."""
         entry = None if isinstance(change, Gone) else change.value
-        if isinstance(entry, ApiKey) and change.key == key_entry(entry.key_id):
-            self._keys[change.key] = entry
-        elif isinstance(entry, Tenant) and change.key == tenant_entry(entry.tenant):
-            self._tenants[entry.tenant] = entry
-        elif entry is None:
-            self._keys.pop(change.key, None)
-            self._tenants.pop(change.key.removeprefix(tenant_entry("")), None)
-        self._callers = {key.sha256: (key, self._called(key)) for key in self._keys.values()}
+        before = self._entries.get(change.key)
+        if entry == before or (entry is not None and change.key != _place(entry)):
+            return
+        if isinstance(before, ApiKey):
+            self._drop_key(before)
+        if entry is None:
+            del self._entries[change.key]
+        else:
+            self._entries[change.key] = entry
+        if isinstance(entry, ApiKey):
+            self._of_tenant.setdefault(entry.tenant, {})[change.key] = entry
+            self._callers[entry.sha256] = (entry, self._called(entry))
+        elif isinstance(tenant := entry or before, Tenant):
+            if tenant.tenant == ANONYMOUS.tenant:
+                self.anybody = replace(ANONYMOUS, holders=_limited(self._tenant(tenant.tenant)))
+            for key in self._of_tenant.get(tenant.tenant, {}).values():
+                self._callers[key.sha256] = (key, self._called(key))
         if self.loaded:
             self._open_or_close()
-            log.info("keys_changed", entry=change.key, gone=entry is None, keys=len(self._keys))
+            log.info("keys_changed", entry=change.key, gone=entry is None, keys=self.keys)
+
+    def _drop_key(self, key: ApiKey) -> None:
+        self._callers.pop(key.sha256, None)
+        self._of_tenant[key.tenant].pop(key_entry(key.key_id))
+        if not self._of_tenant[key.tenant]:
+            del self._of_tenant[key.tenant]
+
+    def _tenant(self, name: str) -> Tenant | None:
+        entry = self._entries.get(tenant_entry(name))
+        return entry if isinstance(entry, Tenant) else None
 
     def _open_or_close(self) -> None:
-        self.open = anonymous(keys=len(self._keys), loopback=self._loopback, allowed=self._allowed)
+        self.open = anonymous(
+            keys=len(self._callers), loopback=self._loopback, allowed=self._allowed
+        )
+
+    def _inside(self, caller: Caller) -> Caller:
+        """One that asks from inside, with the limits of its tenant as they are now."""
+        tenant = self._tenant(caller.tenant)
+        if tenant is not None and tenant.purged_unix_ms:
+            raise unauthenticated(f"the tenant '{caller.tenant}' is no more")
+        return replace(caller, holders=_limited(tenant))
 
     def _called(self, key: ApiKey) -> Caller:
-        tenant = self._tenants.get(key.tenant)
-        holders = [Holder(key_entry(key.key_id), key.limits)]
-        if tenant is not None:
-            holders.append(Holder(tenant_entry(key.tenant), tenant.limits))
+        own = () if key.limits.unlimited else (Holder(key_entry(key.key_id), key.limits),)
         return Caller(
             tenant=key.tenant,
             key_id=key.key_id,
             role=key.role,
             sha256=key.sha256,
-            holders=tuple(holder for holder in holders if not holder.limits.unlimited),
+            holders=own + _limited(self._tenant(key.tenant)),
         )
 
 
 Renew = Callable[[Caller], Caller]
+
+
+def _limited(tenant: Tenant | None) -> tuple[Holder, ...]:
+    """The limits of a tenant, if it has any."""
+    if tenant is None or tenant.limits.unlimited:
+        return ()
+    return (Holder(tenant_entry(tenant.tenant), tenant.limits),)
+
+
+def _place(entry: KeyEntry) -> str:
+    """Where the bucket holds an entry."""
+    if isinstance(entry, ApiKey):
+        return key_entry(entry.key_id)
+    return tenant_entry(entry.tenant)
 
 
 def unauthenticated(text: str) -> ApiError:

@@ -77,7 +77,8 @@ class Metering:
             async for item in stored:
                 seq = item.seq
                 try:
-                    items.append(Ended(seq, item.delivery.decode(RequestEnded)))
+                    event = item.delivery.decode(RequestEnded)
+                    items.append(Ended(seq, event, item.stored_unix_ms))
                 except DiptychError as err:
                     log.error("event_unreadable", seq=seq, error=str(err))
                 if len(items) >= MAX_EVENTS:

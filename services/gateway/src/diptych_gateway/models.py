@@ -17,6 +17,7 @@ from diptych_contracts.errors import DiptychError, Transient, UnknownModel
 from diptych_contracts.fleet import WorkerRegistration
 from diptych_contracts.streams import MODELS, WORKERS
 from diptych_contracts.wire import decode
+from diptych_gateway.parser_settings import ParserSettings
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 
@@ -59,9 +60,18 @@ class Models:
         bus: Where workers register and cards are kept.
         executor: Of one thread, which builds codecs and tokenizes long texts.
         patience: Asks the others not to take a standstill of that many seconds for death.
+        parsers: What an operator says of how models write.
     """
 
-    def __init__(self, bus: Bus, executor: Executor, patience: Patience = _unannounced) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        executor: Executor,
+        patience: Patience = _unannounced,
+        *,
+        parsers: ParserSettings | None = None,
+    ) -> None:
+        self._parsers = parsers or ParserSettings()
         self._bus = bus
         self._executor = executor
         self._patience = patience
@@ -144,7 +154,7 @@ class Models:
         data = await self._bus.get_object(MODELS, subjects.escape(model))
         if data is None:
             return False
-        card: ModelCard = decode(data, ModelCard)
+        card = self._parsers.applied(decode(data, ModelCard))
         loaded = self._loaded.get(model)
         if loaded is None or loaded.card != card:
             loop = asyncio.get_running_loop()

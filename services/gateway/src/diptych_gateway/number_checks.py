@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_contracts.sampling import Sampling
+from diptych_contracts.sampling import Grammar, Sampling
 from diptych_gateway.bodies import CommonBody
 from diptych_gateway.harmless import shown
+from diptych_gateway.token_checks import MAX_CHOICES, MAX_TOP_LOGPROBS
 
 _SEED_MIN, _SEED_MAX = -(2**63), 2**63 - 1
 
@@ -40,6 +41,8 @@ _SPANS = {
     "max_tokens": Span(1, 2**31 - 1),
     "max_completion_tokens": Span(1, 2**31 - 1),
     "max_output_tokens": Span(1, 2**31 - 1),
+    "n": Span(1, MAX_CHOICES),
+    "top_logprobs": Span(0, MAX_TOP_LOGPROBS),
 }
 
 
@@ -48,16 +51,17 @@ def check_numbers(body: CommonBody) -> None:
     if not body.model:
         raise InvalidRequest("expected a model's id, saw an empty string", param="model")
     for name, span in _SPANS.items():
-        _in_span(name, getattr(body, name, None), span)
+        check_span(name, getattr(body, name, None), span)
 
 
-def _in_span(name: str, value: float | None, span: Span) -> None:
+def check_span(name: str, value: float | None, span: Span) -> None:
+    """Raise `InvalidRequest` for a number out of `span`."""
     if value is not None and value not in span:
         raise InvalidRequest(f"'{name}': expected {span}, saw {shown(value)}", param=name)
 
 
-def sampling(body: CommonBody) -> Sampling:
-    """How tokens are chosen, as far as `body` says."""
+def sampling(body: CommonBody, grammar: Grammar | None = None) -> Sampling:
+    """How tokens are chosen, as far as `body` says, within `grammar`."""
     seed = body.seed
     if seed is not None and not _SEED_MIN <= seed <= _SEED_MAX:
         raise InvalidRequest(
@@ -72,5 +76,6 @@ def sampling(body: CommonBody) -> Sampling:
         "frequency_penalty": body.frequency_penalty,
         "repetition_penalty": body.repetition_penalty,
         "seed": seed,
+        "grammar": grammar,
     }
     return Sampling(**{name: value for name, value in given.items() if value is not None})

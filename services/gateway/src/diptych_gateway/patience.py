@@ -1,7 +1,8 @@
 """How long a stream may stay silent: pure counting, moved by one ticker for all streams."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from math import inf
 
 
 class Due(Enum):
@@ -48,6 +49,10 @@ class Patience:
     def heard(self) -> None:
         """The journal spoke of the request."""
         self.silent_s = 0.0
+
+    def ended(self) -> None:
+        """The journal has said all: only the client can take too long now."""
+        self.limits = replace(self.limits, silence_s=inf, total_s=inf)
 
     def sending(self) -> None:
         """A send began."""

@@ -7,6 +7,7 @@ then ends by its own deadline.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -67,6 +68,17 @@ class Records:
     def expire(self, request: Marked, reason: str) -> None:
         """End the request as expired."""
         self._wish(_Wish(request, reason, RecordState.ENDING))
+
+    async def withdraw(self, request: Marked, reason: str) -> None:
+        """Have a request that no scheduler has taken never run; one that has a record keeps it.
+
+        Raises:
+            Transient: the bus is away.
+        """
+        fresh = self._fresh(_Wish(request, reason, RecordState.CANCELLING))
+        with suppress(Conflict):
+            await self._bucket.create(request.request_id, fresh, ttl_s=REQUESTS.max_age_s)
+            log.warning("request_withdrawn", request_id=request.request_id, reason=reason)
 
     async def settled(self, timeout_s: float) -> bool:
         """Wait until every mark is made; False if `timeout_s` ran out."""

@@ -13,42 +13,33 @@ from diptych_contracts.sampling import Sampling
 from diptych_gateway.bodies import ABSENT
 from diptych_gateway.checking import Call, forced, metadata
 from diptych_gateway.class_checks import priority_class
-from diptych_gateway.harmless import only, shown, unsupported
-from diptych_gateway.message_checks import ROLES, check_count, joined
+from diptych_gateway.harmless import only, unsupported
+from diptych_gateway.input_items import as_messages, read_item
+from diptych_gateway.message_checks import check_count, check_results
 from diptych_gateway.number_checks import check_numbers, sampling
 from diptych_gateway.response_bodies import (
     CreateFrame,
-    InputMessage,
+    ReasoningOptions,
     ResponseBody,
-    decode_kind,
-    decode_message,
+    decode_include,
 )
-
-_PARTS = ("input_text", "output_text", "text")
+from diptych_gateway.structured import Structure, text_settings
+from diptych_gateway.tooling import Offered, offered
 
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "max_tool_calls": (),
-    "text": (
-        {},
-        {"format": {"type": "text"}},
-        {"format": {"type": "text"}, "verbosity": "medium"},
-        {"verbosity": "medium"},
-    ),
-    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
     "truncation": ("disabled",),
-    "top_logprobs": (0,),
-    "include": ([], ["reasoning.encrypted_content"]),
     "conversation": (),
     "prompt": (),
     "context_management": ([],),
 }
-"""What these may say while they are not supported: nothing that changes an answer.
+"""What these may say while they are not supported: nothing that changes an answer."""
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""The latter asks for something beside reasoning, of which there is none."""
 
-`reasoning.encrypted_content` asks for something beside reasoning, of which there is none.
-"""
+
+_READ = ("metadata", "include", "text", "tools", "tool_choice", "parallel_tool_calls")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +50,15 @@ class ResponseCall:
     input: tuple[StoredMessage, ...]
     metadata: dict[str, str]
     sampling: Sampling
+    structure: Structure
     forced: Forced
     priority_class: PriorityClass
     store: bool
     background: bool
     stream: bool
     resume: bool
+    offered: Offered
+    effort: str | None
 
     def generation(self, history: tuple[StoredMessage, ...]) -> Call:
         """What is to be generated after `history`.
@@ -76,14 +70,17 @@ class ResponseCall:
         first = () if instructions is None else (StoredMessage(role="system", text=instructions),)
         count = len(first) + len(history) + len(self.input)
         check_count(count, "messages in the whole conversation", param="input")
+        messages = as_messages((*first, *history, *self.input))
+        check_results(messages, "input")
         return Call(
             model=body.model,
-            messages=[
-                {"role": message.role, "content": message.text}
-                for message in (*first, *history, *self.input)
-            ],
+            messages=messages,
             messages_param="input",
+            tooling=self.offered.tooling,
+            effort=self.effort,
+            effort_param="reasoning.effort",
             sampling=self.sampling,
+            grammar_param=self.structure.param,
             seeded=body.seed is not None,
             ignore_eos=bool(body.ignore_eos),
             max_tokens=body.max_output_tokens,
@@ -105,22 +102,29 @@ def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
         only(name, getattr(body, name), allowed)
     if body.stream_options is not None:
         only("stream_options.include_usage", body.stream_options.include_usage, (False,))
+    top_logprobs = included_logprobs(body)
     store, background = body.store is not False, bool(body.background)
     if background and not store:
         raise InvalidRequest(
             "'background' answers must be stored: expected 'store': true", param="background"
         )
+    structure = text_settings(body.text)
     return ResponseCall(
         body=_light(body),
         input=_input(body.input),
         metadata=metadata(body),
-        sampling=sampling(body),
+        sampling=msgspec.structs.replace(
+            sampling(body, structure.grammar), top_logprobs=top_logprobs
+        ),
+        structure=structure,
         forced=forced(body),
         priority_class=priority_class(body),
         store=store,
         background=background,
         stream=bool(body.stream),
         resume=resume or store,
+        offered=offered(body.tools, body.tool_choice, body.parallel_tool_calls, flat=True),
+        effort=_effort(body.reasoning),
     )
 
 
@@ -132,11 +136,25 @@ def check_frame(frame: CreateFrame, *, resume: bool = False) -> ResponseCall:
     return check_response(frame, resume=resume)
 
 
+def included_logprobs(body: ResponseBody) -> int | None:
+    """How many likely tokens are told beside each chosen one; None: nothing is told.
+
+    `top_logprobs` alone asks for them, as `include` alone does for those of the chosen.
+
+    Raises:
+        InvalidRequest: something else is to be included.
+    """
+    wanted = decode_include(body.include, at="include")
+    for one in wanted:
+        if one not in INCLUDED:
+            raise unsupported("include", one, INCLUDED)
+    told = LOGPROBS in wanted or bool(body.top_logprobs)
+    return body.top_logprobs or 0 if told else None
+
+
 def _light(body: ResponseBody) -> ResponseBody:
     """`body` without what has been read: that would hold its bytes as long as the answer lasts."""
-    return msgspec.structs.replace(
-        body, input="", metadata=ABSENT, **dict.fromkeys(HARMLESS, ABSENT)
-    )
+    return msgspec.structs.replace(body, input="", **dict.fromkeys((*HARMLESS, *_READ), ABSENT))
 
 
 def _input(given: str | list[msgspec.Raw]) -> tuple[StoredMessage, ...]:
@@ -145,28 +163,13 @@ def _input(given: str | list[msgspec.Raw]) -> tuple[StoredMessage, ...]:
     if not given:
         raise InvalidRequest("expected at least one input item, saw none", param="input")
     check_count(len(given), "input items", param="input")
-    return tuple(_item(f"input[{i}]", item) for i, item in enumerate(given))
+    read = (read_item(f"input[{i}]", item) for i, item in enumerate(given))
+    return tuple(message for message in read if message is not None)
 
 
-def _item(at: str, item: msgspec.Raw) -> StoredMessage:
-    kind = decode_kind(item, at=at)
-    if kind != "message":
-        raise InvalidRequest(
-            f"'{at}': expected an item of type 'message', saw {shown(kind)}: "
-            "this server takes messages only",
-            param=at,
-            code="unsupported_content",
-        )
-    return _message(at, decode_message(item, at=at))
-
-
-def _message(at: str, message: InputMessage) -> StoredMessage:
-    role = ROLES.get(message.role)
-    if role is None:
-        raise InvalidRequest(
-            f"'{at}.role': expected one of {', '.join(ROLES)}, saw {shown(message.role)}",
-            param=f"{at}.role",
-        )
-    content = message.content
-    text = content if isinstance(content, str) else joined(f"{at}.content", content, _PARTS)
-    return StoredMessage(role=role, text=text)
+def _effort(options: ReasoningOptions | None) -> str | None:
+    if options is None:
+        return None
+    for name in ("summary", "generate_summary"):
+        only(f"reasoning.{name}", getattr(options, name), ())
+    return options.effort

@@ -10,16 +10,14 @@ So every gateway numbers alike, live or long afterwards, and a client may go on 
 at any of them. An item that was added is always done, however the response ended.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from diptych_contracts.responses import StoredAnswer, StoredResponse
+from diptych_gateway.response_items import OutputItem, OutputMessage, OutputText, ReasoningText
 from diptych_gateway.response_objects import (
-    OutputMessage,
-    OutputText,
     ResponseObject,
     ended,
     has_item,
@@ -48,34 +46,34 @@ class Event:
     data: bytes
 
 
-class _Event(msgspec.Struct, kw_only=True, omit_defaults=True):
+class NumberedEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     type: str
     sequence_number: int
     stream_id: str | None = None
 
 
-class _ResponseEvent(_Event, kw_only=True, omit_defaults=True):
+class ResponseEvent(NumberedEvent, kw_only=True, omit_defaults=True):
     response: ResponseObject
 
 
-class _ItemEvent(_Event, kw_only=True, omit_defaults=True):
+class ItemEvent(NumberedEvent, kw_only=True, omit_defaults=True):
     output_index: int
-    item: OutputMessage
+    item: OutputItem
 
 
-class _PartEvent(_Event, kw_only=True, omit_defaults=True):
+class PartEvent(NumberedEvent, kw_only=True, omit_defaults=True):
     item_id: str
     output_index: int
     content_index: int
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
-class _TextDone(_Event, kw_only=True, omit_defaults=True):
+class TextDone(NumberedEvent, kw_only=True, omit_defaults=True):
     item_id: str
     output_index: int
     content_index: int
     text: str
-    logprobs: tuple[Any, ...]
+    logprobs: msgspec.Raw
 
 
 class ResponseEvents:
@@ -95,14 +93,20 @@ class ResponseEvents:
         self._after = after
         self._next = 0
         self._deltas: list[str] = []
+        self._logprobs: list[bytes] = []
         self._item = item_id(stored)
         at = {"type": _DELTA, "item_id": self._item, "output_index": 0, "content_index": 0}
-        self._delta_head = _encode({**at, "logprobs": [], **self._lane})[:-1]
+        self._delta_head = _encode({**at, **self._lane})[:-1]
 
     @property
     def deltas(self) -> tuple[str, ...]:
         """The text so far."""
         return tuple(self._deltas)
+
+    @property
+    def logprobs(self) -> tuple[bytes, ...]:
+        """Those of each of `deltas`, if they were asked for."""
+        return tuple(self._logprobs)
 
     @property
     def last_number(self) -> int:
@@ -113,69 +117,64 @@ class ResponseEvents:
         """What is known before any token."""
         response = in_progress(self._stored)
         return [
-            *self._make(_ResponseEvent, "response.created", response=response),
-            *self._make(_ResponseEvent, "response.in_progress", response=response),
+            *self._make(ResponseEvent, "response.created", response=response),
+            *self._make(ResponseEvent, "response.in_progress", response=response),
         ]
 
-    def delta(self, text: str) -> list[Event]:
-        """Text that one token made showable."""
+    def delta(self, text: str, logprobs: bytes = b"") -> list[Event]:
+        """Text that one token made showable, and the logprobs of its tokens as JSON, if asked."""
         opening = [] if self._deltas else self._open()
         self._deltas.append(text)
+        if logprobs:
+            self._logprobs.append(logprobs)
         number = self._count()
         if number <= self._after:
             return opening
-        data = b'%b,"sequence_number":%d,"delta":%b}' % (self._delta_head, number, _encode(text))
+        told = (self._delta_head, logprobs or b"[]", number, _encode(text))
+        data = b'%b,"logprobs":%b,"sequence_number":%d,"delta":%b}' % told
         return [*opening, Event(number, _DELTA, data)]
 
     def finish(self, answer: StoredAnswer) -> list[Event]:
         """The end; `answer` holds the text that the deltas were."""
-        events: list[Event] = []
-        if has_item(answer):
-            if not self._deltas:
-                events += self._open()
-            events += self._close(answer)
+        events = self._outcome(answer)
         response = ended(self._stored, answer)
-        return events + self._make(_ResponseEvent, _TERMINAL[response.status], response=response)
+        return events + self._make(ResponseEvent, _TERMINAL[response.status], response=response)
+
+    def _outcome(self, answer: StoredAnswer) -> list[Event]:
+        """What closes the items of the answer."""
+        if not has_item(answer):
+            return []
+        opening = [] if self._deltas else self._open()
+        return [*opening, *self._done(answer)]
 
     def _open(self) -> list[Event]:
         item = OutputMessage(id=self._item, status="in_progress", content=())
         part = {"item_id": self._item, "output_index": 0, "content_index": 0}
         return [
-            *self._make(_ItemEvent, "response.output_item.added", output_index=0, item=item),
-            *self._make(
-                _PartEvent, "response.content_part.added", part=OutputText(text=""), **part
-            ),
+            *self._make(ItemEvent, "response.output_item.added", output_index=0, item=item),
+            *self._make(PartEvent, "response.content_part.added", part=OutputText(text=""), **part),
         ]
 
-    def _close(self, answer: StoredAnswer) -> list[Event]:
+    def _done(self, answer: StoredAnswer) -> list[Event]:
         item = message(self._stored, answer)
         (part,) = item.content
         at = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        done = self._make(_TextDone, "response.output_text.done", text=part.text, logprobs=(), **at)
+        done = self._make(
+            TextDone, "response.output_text.done", text=part.text, logprobs=part.logprobs, **at
+        )
         return [
             *done,
-            *self._make(_PartEvent, "response.content_part.done", part=part, **at),
-            *self._make(_ItemEvent, "response.output_item.done", output_index=0, item=item),
+            *self._make(PartEvent, "response.content_part.done", part=part, **at),
+            *self._make(ItemEvent, "response.output_item.done", output_index=0, item=item),
         ]
 
     def _count(self) -> int:
         self._next += 1
         return self._next - 1
 
-    def _make(self, kind: type[_Event], name: str, **values: Any) -> list[Event]:
+    def _make(self, kind: type[NumberedEvent], name: str, **values: Any) -> list[Event]:
         number = self._count()
         if number <= self._after:
             return []
         made = kind(type=name, sequence_number=number, **self._lane, **values)
         return [Event(number, name, _encode(made))]
-
-
-def replayed(
-    stored: StoredResponse, answer: StoredAnswer, *, after: int = -1
-) -> Iterator[list[Event]]:
-    """All events of a response that has ended, as they were made when it ran."""
-    events = ResponseEvents(stored, after=after)
-    yield events.start()
-    for text in answer.deltas:
-        yield events.delta(text)
-    yield events.finish(answer)

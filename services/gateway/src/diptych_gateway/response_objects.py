@@ -1,12 +1,25 @@
 """The objects of the Responses API, as clients read them."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from diptych_contracts.answer_formats import Tool
 from diptych_contracts.journal import End, EndReason, Report
 from diptych_contracts.responses import StoredAnswer, StoredResponse
 from diptych_gateway.answers import Joules
+from diptych_gateway.logprob_objects import joined
+from diptych_gateway.response_items import (
+    Item,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    items_of,
+    statuses,
+    thought_tokens,
+)
 
 Status = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
 
@@ -19,21 +32,6 @@ _STATUS: dict[EndReason, Status] = {
 }
 _INCOMPLETE = {EndReason.LENGTH: "max_output_tokens", EndReason.CANCELLED: "cancelled"}
 _ERROR_CODES = {EndReason.EXPIRED: "expired", EndReason.FAILED: "server_error"}
-
-
-class OutputText(msgspec.Struct, kw_only=True):
-    type: Literal["output_text"] = "output_text"
-    text: str
-    annotations: tuple[()] = ()
-    logprobs: tuple[()] = ()
-
-
-class OutputMessage(msgspec.Struct, kw_only=True):
-    type: Literal["message"] = "message"
-    id: str
-    status: Literal["in_progress", "completed", "incomplete"]
-    role: Literal["assistant"] = "assistant"
-    content: tuple[OutputText, ...]
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
@@ -85,7 +83,20 @@ class TextFormat(msgspec.Struct, frozen=True):
 
 
 class TextSettings(msgspec.Struct, frozen=True):
-    format: TextFormat = TextFormat()
+    format: TextFormat | msgspec.Raw = TextFormat()
+
+
+class ReasoningSettings(msgspec.Struct, frozen=True):
+    effort: str | None
+    summary: None = None
+
+
+class FunctionTool(msgspec.Struct, kw_only=True):
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None
+    parameters: msgspec.Raw
+    strict: bool | None
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
@@ -101,10 +112,10 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: None = None
     model: str
-    output: tuple[OutputMessage, ...] = ()
-    parallel_tool_calls: bool = True
+    output: tuple[OutputItem, ...] = ()
+    parallel_tool_calls: bool
     previous_response_id: str | None
-    reasoning: None = None
+    reasoning: ReasoningSettings | None
     service_tier: str
     store: bool
     temperature: float
@@ -112,8 +123,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     presence_penalty: float
     frequency_penalty: float
     text: TextSettings = TextSettings()
-    tool_choice: str = "auto"
-    tools: tuple[()] = ()
+    tool_choice: msgspec.Raw
+    tools: tuple[FunctionTool, ...]
     top_logprobs: int = 0
     truncation: str = "disabled"
     metadata: dict[str, str]
@@ -149,7 +160,7 @@ def ended(stored: StoredResponse, answer: StoredAnswer) -> ResponseObject:
         completed_at=answer.ended_unix_s if status == "completed" else None,
         incomplete_details=Incomplete(incomplete) if incomplete else None,
         error=_failure(answer.end),
-        output=(message(stored, answer),) if has_item(answer) else (),
+        output=output(stored, answer),
         usage=_usage(stored, answer),
     )
 
@@ -169,7 +180,35 @@ def message(stored: StoredResponse, answer: StoredAnswer) -> OutputMessage:
     return OutputMessage(
         id=item_id(stored),
         status="completed" if answer.end.reason is EndReason.STOP else "incomplete",
-        content=(OutputText(text="".join(answer.deltas)),),
+        content=(OutputText(text="".join(answer.deltas), logprobs=joined(answer.logprobs)),),
+    )
+
+
+def items(stored: StoredResponse, answer: StoredAnswer) -> list[Item]:
+    """The output items of an answer that has parts, as far as anything was said."""
+    made = stored.answer_format
+    return [] if made is None else items_of(made, answer, stored.request_id)
+
+
+def output(stored: StoredResponse, answer: StoredAnswer) -> tuple[OutputItem, ...]:
+    """The output items, done."""
+    found: Sequence[Item] = items(stored, answer)
+    whole = answer.end.reason is EndReason.STOP
+    if found:
+        return tuple(item.shown(status) for item, status in statuses(found, whole=whole))
+    if stored.answer_format is not None:
+        empty = answer.end.reason.is_finish and answer.tokens > 0
+        status: ItemStatus = "completed" if whole else "incomplete"
+        return (Item("message", 0, item_id(stored)).shown(status),) if empty else ()
+    return (message(stored, answer),) if has_item(answer) else ()
+
+
+def _tool(tool: Tool) -> FunctionTool:
+    return FunctionTool(
+        name=tool.name,
+        description=tool.description,
+        parameters=msgspec.Raw((tool.parameters or "null").encode()),
+        strict=tool.strict,
     )
 
 
@@ -199,12 +238,19 @@ def _usage(stored: StoredResponse, answer: StoredAnswer) -> ResponseUsage:
         input_tokens=stored.prompt_tokens,
         input_tokens_details=CachedTokens(min(report.cached_tokens, stored.prompt_tokens)),
         output_tokens=answer.tokens,
+        output_tokens_details=ReasoningTokens(thought_tokens(stored.answer_format, answer)),
         total_tokens=stored.prompt_tokens + answer.tokens,
         diptych=path,
     )
 
 
+def _text(stored: StoredResponse) -> TextSettings:
+    form = stored.text_format
+    return TextSettings(msgspec.Raw(form.encode())) if form else TextSettings()
+
+
 def _object(stored: StoredResponse, *, status: Status, **ending: Any) -> ResponseObject:
+    effort = stored.reasoning_effort
     return ResponseObject(
         id=stored.response_id,
         created_at=stored.created_unix_ms // 1000,
@@ -213,15 +259,32 @@ def _object(stored: StoredResponse, *, status: Status, **ending: Any) -> Respons
         instructions=stored.instructions,
         max_output_tokens=stored.max_output_tokens,
         model=stored.model,
+        parallel_tool_calls=stored.parallel_tool_calls,
         previous_response_id=stored.previous_response_id,
+        reasoning=None if effort is None else ReasoningSettings(effort),
+        tool_choice=_tool_choice(stored.tool_choice),
+        tools=tuple(map(_tool, stored.tools)),
         service_tier=stored.service_tier,
         store=stored.store,
         temperature=stored.sampling.temperature,
         top_p=stored.sampling.top_p,
+        text=_text(stored),
         presence_penalty=stored.sampling.presence_penalty,
         frequency_penalty=stored.sampling.frequency_penalty,
+        top_logprobs=stored.sampling.top_logprobs or 0,
         metadata=dict(stored.metadata),
         safety_identifier=stored.safety_identifier,
         prompt_cache_key=stored.prompt_cache_key,
         **ending,
     )
+
+
+def _tool_choice(text: str) -> msgspec.Raw:
+    """As the schema has it: `allowed_tools` may come nested, as chat has it."""
+    choice = msgspec.json.decode(text)
+    if isinstance(choice, dict):
+        choice |= choice.pop("allowed_tools", {})
+        if isinstance(named := choice.pop("function", None), dict):
+            choice |= named
+        return msgspec.Raw(msgspec.json.encode(choice))
+    return msgspec.Raw(text.encode())

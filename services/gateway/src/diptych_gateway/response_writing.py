@@ -44,8 +44,8 @@ class SseWriter:
 
     def texts(self, pieces: Iterable[Shown]) -> list[bytes]:
         """A delta per piece of text."""
-        events = self._turn.events
-        return sse([event for shown in pieces for event in events.delta(shown.text)])
+        delta = self._turn.delta
+        return sse([event for shown in pieces for event in delta(shown)])
 
     def last(self, stream: AnswerStream) -> list[bytes]:
         """The end."""
@@ -75,8 +75,8 @@ class FrameWriter:
 
     def texts(self, pieces: Iterable[Shown]) -> list[bytes]:
         """A delta per piece of text."""
-        events = self._turn.events
-        return [event.data for shown in pieces for event in events.delta(shown.text)]
+        delta = self._turn.delta
+        return [event.data for shown in pieces for event in delta(shown)]
 
     def last(self, stream: AnswerStream) -> list[bytes]:
         """The end."""

@@ -18,13 +18,14 @@ from diptych_gateway.class_checks import likely_class
 from diptych_gateway.delivering import EventStream, deliver, send_error, send_json, until_over
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, arrival, watched
+from diptych_gateway.idempotency import Once, once_of
 from diptych_gateway.intake import Intake
 from diptych_gateway.reading import ClientGone, flag, wants_resume
 from diptych_gateway.records import Records
 from diptych_gateway.response_bodies import decode_response
 from diptych_gateway.response_checking import ResponseCall, check_response
-from diptych_gateway.response_events import replayed
 from diptych_gateway.response_objects import Deleted, ResponseObject, ended, in_progress, shown
+from diptych_gateway.response_part_events import replayed
 from diptych_gateway.response_writing import SseWriter, sse
 from diptych_gateway.turns import Turn, Turns
 from diptych_policy.admission import Admission
@@ -79,9 +80,9 @@ class Responses:
         came = arrival(scope, arrived_s=generations.now_s())
         body = await self.intake.read(scope["headers"], receive)
         with admitted(self.admission, generations.now_s, likely_class(body)):
-            call = await self.intake.judged(len(body), partial(_judge, body, scope))
+            call, once = await self.intake.judged(len(body), partial(_judge, body, scope))
             del body
-            async with self.turns.new(call, came) as turn:
+            async with self.turns.new(call, came, once=once) as turn:
                 call = replace(call, input=())  # while the answer lasts nobody needs it
                 await self._answer(turn, call, receive, send)
 
@@ -157,8 +158,8 @@ class Responses:
 
     async def _settle(self, turn: Turn) -> None:
         while not turn.stream.over:
-            for _, text, _ in turn.stream.texts():
-                turn.events.delta(text)
+            for piece in turn.stream.texts():
+                turn.delta(piece)
             await asyncio.sleep(0)  # a long answer must not keep the loop to itself
         await self.turns.settle(turn)
 
@@ -213,8 +214,9 @@ class Responses:
         return stored
 
 
-def _judge(body: bytes, scope: Scope) -> ResponseCall:
-    return check_response(decode_response(body), resume=wants_resume(scope["headers"]))
+def _judge(body: bytes, scope: Scope) -> tuple[ResponseCall, Once | None]:
+    call = check_response(decode_response(body), resume=wants_resume(scope["headers"]))
+    return call, once_of(scope, body)
 
 
 def query(scope: Scope) -> Wanted:

@@ -16,7 +16,6 @@ from diptych_bus.port import Bus, Delivery, Subscription
 from diptych_contracts import subjects
 from diptych_contracts.errors import Transient
 from diptych_contracts.ids import Incarnation, RequestId
-from diptych_contracts.journal import End
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.responses import Attended, StoredResponse
 from diptych_contracts.streams import REQUEST_RECORDS
@@ -120,8 +119,8 @@ class Resumption:
                 await self._catch_up(stream, stored)
                 yield
 
-    async def end_of(self, stored: StoredResponse) -> tuple[list[int], End] | None:
-        """The tokens and the end of a response that is not archived; None if it still runs.
+    async def end_of(self, stored: StoredResponse) -> RequestView | None:
+        """The journal of a response that has ended and is not archived; None if it still runs.
 
         Raises:
             ApiError: the journal does not hold it any more (410).
@@ -129,11 +128,12 @@ class Resumption:
         record = await self._record(stored)
         if record is not None and record.state is not RecordState.CLOSED:
             return None
-        view = RequestView(stored.request_id)
+        told = stored.sampling.top_logprobs is not None
+        view = RequestView(stored.request_id, logprobs=[] if told else None)
         async for _, part in self._history(stored, record):
             view.apply(part)
         await self._check_whole(stored, record, ended=view.end is not None)
-        return (view.token_ids, view.end) if view.end is not None else None
+        return view if view.end is not None else None
 
     async def _catch_up(self, stream: AnswerStream, stored: Resumable) -> None:
         record = await self._record(stored)

@@ -12,7 +12,9 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp
 
 from diptych_contracts.cards import ModelCard
+from diptych_gateway.batch_room import BatchRoom, batch_endpoint
 from diptych_gateway.chat import ChatCompletions
+from diptych_gateway.completions import Completions
 from diptych_gateway.envelope import Envelope
 from diptych_gateway.identity import Identity, Told
 from diptych_gateway.keyring import Keyring
@@ -25,6 +27,7 @@ from diptych_telemetry import metrics
 
 CHAT_COMPLETIONS = "/v1/chat/completions"
 ONE_CHAT = f"{CHAT_COMPLETIONS}/{{completion_id}}"
+COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
 ONE_RESPONSE = f"{RESPONSES}/{{response_id}}"
@@ -32,7 +35,7 @@ CANCEL_RESPONSE = f"{ONE_RESPONSE}/cancel"
 LIVE = "/health/live"
 READY = "/health/ready"
 METRICS = "/metrics"
-ENDPOINTS = frozenset({CHAT_COMPLETIONS, RESPONSES, MODELS, LIVE, READY, METRICS})
+ENDPOINTS = frozenset({CHAT_COMPLETIONS, COMPLETIONS, RESPONSES, MODELS, LIVE, READY, METRICS})
 OPEN = frozenset({LIVE, READY, "/openapi.json", "/docs"})
 """Say nothing of anybody, so they ask for no key."""
 
@@ -64,8 +67,10 @@ class Generating:
     """The routes that generate."""
 
     chat: ChatCompletions
+    completions: Completions
     responses: Responses
     socket: ResponsesSocket
+    batch_room: BatchRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +107,14 @@ def application(
     router = Router(
         routes=[
             Route(CHAT_COMPLETIONS, generating.chat, methods=["POST"]),
+            Route(COMPLETIONS, generating.completions, methods=["POST"]),
             Route(ONE_CHAT, Answering(generating.chat.resumption.retrieve), methods=["GET"]),
             Route(RESPONSES, Answering(responses.create), methods=["POST"]),
             WebSocketRoute(RESPONSES, generating.socket),
             Route(ONE_RESPONSE, Answering(responses.retrieve), methods=["GET"]),
             Route(ONE_RESPONSE, Answering(responses.delete), methods=["DELETE"]),
             Route(CANCEL_RESPONSE, Answering(responses.cancel), methods=["POST"]),
+            *generating.batch_room.routes(),
             Route(MODELS, list_models),
             Route(f"{MODELS}/{{model:path}}", one_model),
             Route(LIVE, live),
@@ -144,7 +151,7 @@ def endpoint(path: str) -> str:
         return ONE_CHAT
     if path.startswith(f"{RESPONSES}/"):
         return CANCEL_RESPONSE if path.endswith("/cancel") else ONE_RESPONSE
-    return "other"
+    return batch_endpoint(path) or "other"
 
 
 def _model(card: ModelCard) -> ModelObject:

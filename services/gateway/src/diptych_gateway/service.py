@@ -9,6 +9,8 @@ from diptych_chassis.member import Member
 from diptych_gateway.admitting import Door
 from diptych_gateway.allowances import Allowances
 from diptych_gateway.archive import Archive
+from diptych_gateway.batch_room import BatchRoom
+from diptych_gateway.claims import Claims
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.keyring import Keyring
 from diptych_gateway.metering import Metering
@@ -39,6 +41,8 @@ class Gateway:
     in_flight: InFlight
     records: Records
     archive: Archive
+    claims: Claims
+    batch_room: BatchRoom
     resumption: Resumption
     keyring: Keyring
     allowances: Allowances
@@ -57,8 +61,10 @@ class Gateway:
             await self.models.start()
             await self.resumption.start()
             await self.door.start()
+            await self.batch_room.start()
             await self._serve()
         finally:
+            await self.batch_room.close()
             await self.door.close()
             await self.resumption.close()
             await self.models.close()
@@ -74,6 +80,8 @@ class Gateway:
                     self.models.run,
                     self.records.run,
                     self.archive.run,
+                    self.claims.run,
+                    self.batch_room.runner.run,
                     self.resumption.run,
                     self.allowances.run,
                     self.metering.run,
@@ -86,7 +94,10 @@ class Gateway:
             self.server.stop()
             await server
             await asyncio.gather(
-                self.records.settled(_LAST_WORDS_S), self.archive.settled(_LAST_WORDS_S)
+                self.records.settled(_LAST_WORDS_S),
+                self.archive.settled(_LAST_WORDS_S),
+                self.claims.settled(_LAST_WORDS_S),
+                self.allowances.give_back(_LAST_WORDS_S),
             )
             for task in others:
                 task.cancel()

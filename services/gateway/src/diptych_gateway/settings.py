@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from diptych_chassis.settings import ServiceSettings
 from diptych_gateway.class_deadlines import ClassDeadlines, Seconds, class_deadlines
+from diptych_gateway.parser_settings import ParserSettings, parser_settings
 from diptych_policy.attendance import RESUME_GRACE_S
 
 
@@ -53,13 +54,40 @@ class GatewaySettings(ServiceSettings):
     """How long an answer with resume intent goes on while nobody reads it."""
     max_kept: int = 1024
     """Answers that outlive their connection, read or not."""
+    max_file_bytes: int = 200 * 1024 * 1024
+    """Of an uploaded file."""
+    max_uploads: int = 8
+    """Files being uploaded at once."""
+    max_files: int = 1000
+    """Of a tenant."""
+    max_stored_bytes: int = 1024**3
+    """Of all files of a tenant."""
+    max_batch_lines: int = 50_000
+    max_open_batches: int = 100
+    """Of a tenant, those that are not over."""
+    batches_at_once: int = 4
+    """That this gateway runs."""
+    batch_in_flight: int = 8
+    """Lines of a batch that run at once; they take places among `max_in_flight`."""
+    batch_window_s: float = 24 * 3600.0
+    """After it a batch expires, with what is done."""
     socket_life_s: float = 3600.0
     """A WebSocket takes no more turns after this time, and closes when the last is over."""
     socket_ping_s: float = 20.0
     """A WebSocket is pinged this often, and given up if its client does not answer as long."""
 
+    tool_parsers: str = ""
+    """How models write calls of tools, where card and template do not say: `model=parser,…`."""
+    reasoning_parsers: str = ""
+    """How they mark reasoning, likewise. `none`: not at all."""
+
     def __post_init__(self) -> None:
         self.deadlines()
+        self.parsers()
+
+    def parsers(self) -> ParserSettings:
+        """What is said of models. Raises `ValueError` for a parser there is none of."""
+        return parser_settings(tools=self.tool_parsers, reasoning=self.reasoning_parsers)
 
     def deadlines(self) -> ClassDeadlines:
         """What each class is given. Raises `ValueError` if the settings do not make sense."""

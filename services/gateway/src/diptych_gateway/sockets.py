@@ -37,7 +37,7 @@ from diptych_gateway.response_bodies import (
     decode_text,
 )
 from diptych_gateway.response_checking import check_frame
-from diptych_gateway.response_events import ResponseEvents
+from diptych_gateway.response_part_events import events_of
 from diptych_gateway.response_writing import FrameWriter, error_frame
 from diptych_gateway.streams import AnswerStream
 from diptych_gateway.turns import Past, Turn, Turns, said
@@ -277,7 +277,7 @@ class _Connection:
         with admitted(self._socket.admission, now_s, call.priority_class):
             if frame.generate is False:
                 stored, past = await turns.warm_up(call, came, local=local)
-                events = ResponseEvents(stored, stream_id=lane)
+                events = events_of(stored, stream_id=lane)
                 assert stored.answer is not None
                 for event in [*events.start(), *events.finish(stored.answer)]:
                     await self._say(event.data)
@@ -308,7 +308,7 @@ class _Connection:
         if turn.stream.failure is not None:
             self._memory.evict(turn.stored.previous_response_id, lane)
         elif (asked := turn.asked) is not None:
-            past = Past((*asked.messages, *said(turn.answer())), stored=asked.stored)
+            past = Past((*asked.messages, *said(turn.stored, turn.answer())), stored=asked.stored)
             self._memory.remember(turn.stored.response_id, lane, past)
 
     async def _say(self, frame: bytes) -> None:

@@ -11,18 +11,25 @@ from diptych_contracts.errors import ContextOverflow, InvalidRequest, Transient
 from diptych_contracts.journal import End, EndReason
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
-from diptych_gateway.archive import Archive, deltas
+from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
+from diptych_gateway.idempotency import Once
+from diptych_gateway.joining import Joining
+from diptych_gateway.logprob_objects import logprobs_json
 from diptych_gateway.message_checks import check_count
 from diptych_gateway.models import Models, ServedModel
 from diptych_gateway.response_checking import ResponseCall
-from diptych_gateway.response_events import ResponseEvents
-from diptych_gateway.response_objects import has_item
+from diptych_gateway.response_events import Event, ResponseEvents
+from diptych_gateway.response_items import spoken
+from diptych_gateway.response_objects import has_item, items
+from diptych_gateway.response_part_events import events_of
 from diptych_gateway.resuming import Resumption
-from diptych_gateway.streams import AnswerStream
+from diptych_gateway.stored_answers import stored_answer
+from diptych_gateway.streams import AnswerStream, Shown
 from diptych_telemetry import logger
-from diptych_text.answer import AnswerText
+from diptych_text.codec import TextCodec
+from diptych_text.marked_answer import answer_text
 from diptych_text.metering import MAX_CHARS
 
 MAX_TURNS = 512
@@ -48,7 +55,7 @@ class Past:
     @property
     def chars(self) -> int:
         """How much text they are."""
-        return sum(len(message.text) for message in self.messages)
+        return sum(map(message_chars, self.messages))
 
 
 log = logger(__name__)
@@ -64,19 +71,29 @@ class Turn:
     asked: Past | None = None
     """All messages before its answer, instructions apart; None: too long to be kept at hand, but
     the archive has them."""
-    _ended_unix_s: int | None = field(default=None, init=False)
+    codec: TextCodec | None = None
+    """Spells its logprobs, if they were asked for."""
+    ended_unix_s: int | None = field(default=None, init=False)
+    """When it ended, once that is known."""
+
+    def delta(self, piece: Shown) -> list[Event]:
+        """The events of a piece of the answer."""
+        if self.codec is None:
+            return self.events.delta(piece.text)
+        return self.events.delta(piece.text, logprobs_json(self.codec, piece.logprobs))
 
     def answer(self) -> StoredAnswer:
         """What it came to; there must be an end, and all text made into events."""
         end = self.stream.end
         assert end is not None
-        if self._ended_unix_s is None:
-            self._ended_unix_s = int(time())
+        if self.ended_unix_s is None:
+            self.ended_unix_s = int(time())
         return StoredAnswer(
             deltas=self.events.deltas,
+            logprobs=self.events.logprobs,
             tokens=self.stream.tokens,
             end=end,
-            ended_unix_s=self._ended_unix_s,
+            ended_unix_s=self.ended_unix_s,
         )
 
 
@@ -88,6 +105,7 @@ class Turns:
     models: Models
     archive: Archive
     resumption: Resumption
+    joining: Joining
 
     @asynccontextmanager
     async def new(
@@ -97,6 +115,7 @@ class Turns:
         *,
         local: Mapping[str, Past] | None = None,
         stream_id: str | None = None,
+        once: Once | None = None,
     ) -> AsyncIterator[Turn]:
         """A turn whose request is stored, inside the `async with`.
 
@@ -105,6 +124,7 @@ class Turns:
             arrival: How it came in.
             local: Earlier turns that are not stored but known to the connection.
             stream_id: The lane on a WebSocket.
+            once: What makes it a turn that runs once, if it is one.
 
         Raises:
             ApiError: the response before it is unknown (400), still runs (409), or it is too large
@@ -122,11 +142,19 @@ class Turns:
         at_hand = not asked.stored or asked.chars <= AT_HAND_CHARS
         generation = call.generation(past.messages)
         try:
-            async with self.generations.accepted(generation, arrival, prepare) as accepted:
-                (stored,) = made
-                events = ResponseEvents(stored, stream_id=stream_id)
+            answer = self.joining.accepted(generation, arrival, prepare, once=once)
+            async with answer as accepted:
+                stored = made[0] if made else _told(self._stored(call, accepted.request, past))
+                events = events_of(stored, stream_id=stream_id)
                 made.clear()
-                turn = Turn(stored, accepted.stream, events, asked if at_hand else None)
+                turn = Turn(
+                    stored,
+                    accepted.stream,
+                    events,
+                    asked if at_hand else None,
+                    speller(stored, accepted.served),
+                )
+                turn.ended_unix_s = accepted.ended_unix_s
                 # While the answer lasts nobody needs the messages, megabytes perhaps.
                 call, past = replace(call, input=()), Past(())
                 del asked, generation
@@ -139,7 +167,7 @@ class Turns:
         """Store what is to be stored; gives it without messages that its events do not say."""
         if stored.store:
             stored = await self.archive.create(stored)
-        return msgspec.structs.replace(stored, input=(), history=None)
+        return _told(stored)
 
     @asynccontextmanager
     async def again(
@@ -152,9 +180,11 @@ class Turns:
             Transient: the bus is away, or nobody serves its model at the moment.
         """
         served = self.models.get(stored.model)
-        stream = self.generations.stream(stored, served.codec, arrival)
+        codec = speller(stored, served)
+        stream = self.generations.stream(stored, served.codec, arrival, logprobs=codec is not None)
         async with self.resumption.reading(stream, stored):
-            yield Turn(stored, stream, ResponseEvents(stored, after=after))
+            events = events_of(stored, after=after)
+            yield Turn(stored, stream, events, codec=codec)
 
     async def warm_up(
         self, call: ResponseCall, arrival: Arrival, *, local: Mapping[str, Past]
@@ -185,14 +215,9 @@ class Turns:
         found = await self.resumption.end_of(stored)
         if found is None:
             return stored
-        ids, end = found
         codec = self.models.get(stored.model).codec
-        answer = StoredAnswer(
-            deltas=tuple(deltas(AnswerText(codec), ids)),
-            tokens=len(ids),
-            end=end,
-            ended_unix_s=int(time()),
-        )
+        text = answer_text(codec, made=stored.answer_format)
+        answer = stored_answer(found, text, codec, ended_unix_s=int(time()))
         self.archive.finish_soon(stored.request_id, lambda: answer)
         return msgspec.structs.replace(stored, answer=answer)
 
@@ -212,9 +237,9 @@ class Turns:
                 text = f"expected a conversation of at most {MAX_TURNS} turns, saw a longer one"
                 raise InvalidRequest(text, param="previous_response_id")
             stored = await self._previous(wanted, tenant)
-            turns.append((*(stored.history or ()), *stored.input, *said(stored.answer)))
+            turns.append((*(stored.history or ()), *stored.input, *said(stored)))
             messages += len(turns[-1])
-            chars += sum(len(message.text) for message in turns[-1])
+            chars += sum(map(message_chars, turns[-1]))
             check_count(messages, "messages in a conversation", param="previous_response_id")
             if chars > MAX_HISTORY_CHARS:
                 text = f"the conversation has more than {MAX_HISTORY_CHARS} characters"
@@ -253,6 +278,7 @@ class Turns:
             deadline_unix_ms=request.deadline_unix_ms,
             prompt_tokens=request.prompt_tokens,
             sampling=request.sampling,
+            text_format=call.structure.echo,
             max_output_tokens=body.max_output_tokens,
             instructions=body.instructions,
             input=call.input,
@@ -265,6 +291,11 @@ class Turns:
             metadata=tuple(call.metadata.items()),
             safety_identifier=body.safety_identifier,
             prompt_cache_key=body.prompt_cache_key,
+            answer_format=request.answer_format,
+            tools=call.offered.tools,
+            tool_choice=call.offered.choice,
+            parallel_tool_calls=call.offered.parallel,
+            reasoning_effort=call.effort,
         )
 
     async def _forget(self, stored: StoredResponse) -> None:
@@ -274,8 +305,28 @@ class Turns:
             log.warning("response_left_over", request_id=stored.request_id, error=str(err))
 
 
-def said(answer: StoredAnswer | None) -> History:
-    """An answer as the message the next turn reads; none if nothing was said."""
+def _told(stored: StoredResponse) -> StoredResponse:
+    """`stored` without messages that its events do not say."""
+    return msgspec.structs.replace(stored, input=(), history=None)
+
+
+def speller(stored: StoredResponse, served: ServedModel) -> TextCodec | None:
+    """What spells a response's logprobs, if they were asked for."""
+    return None if stored.sampling.top_logprobs is None else served.codec
+
+
+def said(stored: StoredResponse, answer: StoredAnswer | None = None) -> History:
+    """An answer (`stored`'s own, if none is given) as the message the next turn reads, if any."""
+    answer = answer or stored.answer
     if answer is None or not has_item(answer):
         return ()
+    if stored.answer_format is not None:
+        message = spoken(items(stored, answer))
+        return () if message is None else (message,)
     return (StoredMessage(role="assistant", text="".join(answer.deltas)),)
+
+
+def message_chars(message: StoredMessage) -> int:
+    """How much text a message is."""
+    calls = sum(len(call.name) + len(call.arguments) for call in message.calls)
+    return len(message.text) + len(message.reasoning) + calls

@@ -111,7 +111,7 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         async with aclosing(messages):
             async for msg in messages:
                 delivery = delivery_of(msg, subject=(msg.headers or {})["Nats-Subject"])
-                yield StoredItem(direct.seq_of(msg), delivery)
+                yield StoredItem(direct.seq_of(msg), delivery, direct.stored_ms_of(msg))
 
     async def erase(self, stream: str, seq: int) -> None:
         """Delete the message at `seq`; nothing happens if it is gone."""

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import datetime
 
 from nats.aio.msg import Msg
 
@@ -28,6 +29,12 @@ def seq_of(msg: Msg) -> int:
 def last_seq_of(msg: Msg) -> int:
     """The sequence of the message before it on the same subject; 0 if there was none."""
     return int((msg.headers or {})["Nats-Last-Sequence"])
+
+
+def stored_ms_of(msg: Msg) -> int:
+    """When a directly read message was stored, by the server's clock."""
+    stamp: str = (msg.headers or {})["Nats-Time-Stamp"]
+    return round(datetime.fromisoformat(stamp).timestamp() * 1000)
 
 
 async def by_seq(connection: Connection, stream: str, seq: int) -> Msg | None:

@@ -123,7 +123,8 @@ class MemoryBus(MemoryJournal):
         await self.round_trip()
         for message in self._broker.streams[stream].after(after_seq):
             if matches(subject, message.subject):
-                yield StoredItem(message.seq, _stored_delivery(message))
+                delivery = _stored_delivery(message)
+                yield StoredItem(message.seq, delivery, unix_ms(message.stored_s))
 
     async def erase(self, stream: str, seq: int) -> None:
         """Delete the message at `seq`; nothing happens if it is gone."""

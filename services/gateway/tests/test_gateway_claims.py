@@ -1,0 +1,27 @@
+"""What is kept of an answer is all the journal says of it."""
+
+import msgspec
+
+from diptych_contracts.ids import RequestId
+from diptych_contracts.journal import TokenEntry
+from diptych_gateway.claims import answer_of
+from diptych_policy.journal import RequestView
+from diptych_testkit.builders import REQUEST, an_end, tokens
+
+
+def test_tokens_of_every_attempt_are_one_entry() -> None:
+    view = RequestView(RequestId(REQUEST))
+    for part in (tokens(1, 2), tokens(3, index=2), an_end(tokens=3)):
+        view.apply(part)
+    answer = answer_of(view)
+    assert answer.entry == tokens(1, 2, 3)
+    again = RequestView(RequestId(REQUEST))
+    again.apply(answer.entry)
+    again.apply(answer.end)
+    assert (again.token_ids, again.end) == (view.token_ids, view.end)
+
+
+def test_nothing_new_that_an_entry_says_is_left_out_unnoticed() -> None:
+    """Whoever adds a field keeps it in `answer_of`, and names it here."""
+    names = {field.name for field in msgspec.structs.fields(TokenEntry)}
+    assert names == {"request_id", "attempt", "index", "token_ids", "logprobs"}
