@@ -9,12 +9,12 @@ import asyncio
 import pytest
 
 from diptych_contracts import subjects
-from diptych_contracts.fleet import Role
+from diptych_contracts.fleet import Beat, Role
 from diptych_contracts.jobs import GenerateJob, JobAccepted, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import RecordState
 from diptych_testkit.aftermath import dead_letters, journal_of, nothing_is_left
-from diptych_testkit.builders import REQUEST
+from diptych_testkit.builders import GATEWAY, REQUEST
 from diptych_testkit.cut_fleet import (
     LONG,
     SHORT,
@@ -373,3 +373,18 @@ async def test_a_job_of_a_frozen_scheduler_comes_when_its_attempt_is_long_over()
         await nothing_is_left(case.fleet)
         assert asyncio.get_running_loop().time() - started < 3.0
         case.fleet.thaw("s1")
+
+
+async def test_a_journal_entry_nobody_can_read_kills_no_adopter() -> None:
+    """Readers once raised what followers skip: each scheduler that adopted died of it in turn."""
+    async with cut_fleet() as case:
+        await case.start("s1")
+        await case.join("s2")
+        await case.ask(LONG)
+        await case.fleet.client.has_tokens(REQUEST, 20)
+        alien = Beat(member=case.fleet.incarnation("x1"), service="newer", count=1)
+        await case.fleet.bus.store(subjects.token(GATEWAY), alien, msg_id="alien", timeout_s=1.0)
+        await case.fleet.kill("s1")
+        record = await case.is_answered(LONG)
+        assert record.owner == case.fleet.incarnation("s2")
+        assert case.fleet.crashes == []
