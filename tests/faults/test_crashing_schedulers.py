@@ -13,10 +13,12 @@ from diptych_contracts.fleet import Beat, Role
 from diptych_contracts.jobs import GenerateJob, JobAccepted, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import RecordState
+from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_testkit.aftermath import dead_letters, journal_of, nothing_is_left
 from diptych_testkit.builders import GATEWAY, REQUEST
 from diptych_testkit.cut_fleet import (
     LONG,
+    PROMPT,
     SHORT,
     acknowledges,
     creates_record,
@@ -26,6 +28,7 @@ from diptych_testkit.cut_fleet import (
     writes,
 )
 from diptych_testkit.interruptions import Call
+from diptych_testkit.toy_engine import toy_answer
 
 pytestmark = pytest.mark.virtual_time
 FROZEN_S = 1.6
@@ -373,6 +376,23 @@ async def test_a_job_of_a_frozen_scheduler_comes_when_its_attempt_is_long_over()
         await nothing_is_left(case.fleet)
         assert asyncio.get_running_loop().time() - started < 3.0
         case.fleet.thaw("s1")
+
+
+async def test_a_record_nobody_can_read_kills_nobody() -> None:
+    """Whoever looked it up once died of it: its owner, and each worker that had the request."""
+    async with cut_fleet() as case:
+        await case.start("s1")
+        await case.ask(LONG + 1200)
+        await case.fleet.client.has_tokens(REQUEST, 20)
+        alien = Beat(member=case.fleet.incarnation("x1"), service="newer", count=1)
+        await case.fleet.bus.bucket(REQUEST_RECORDS, Beat).put(REQUEST, alien)
+        end = await case.fleet.client.ended(REQUEST)
+        assert end.reason is EndReason.LENGTH
+        assert case.fleet.client.delivered[REQUEST] == toy_answer(PROMPT, LONG + 1200)
+        await case.fleet.settled()
+        assert len(case.fleet.ledgers["s1"]) == 0
+        assert case.fleet.crashes == []
+        assert all(not life.task.done() for life in case.fleet.lives.values())
 
 
 async def test_a_journal_entry_nobody_can_read_kills_no_adopter() -> None:
