@@ -12,7 +12,7 @@ from diptych_contracts import subjects
 from diptych_contracts.fleet import Beat, Role
 from diptych_contracts.jobs import GenerateJob, JobAccepted, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
-from diptych_contracts.requests import RecordState
+from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_testkit.aftermath import dead_letters, journal_of, nothing_is_left
 from diptych_testkit.builders import GATEWAY, REQUEST
@@ -376,6 +376,31 @@ async def test_a_job_of_a_frozen_scheduler_comes_when_its_attempt_is_long_over()
         await nothing_is_left(case.fleet)
         assert asyncio.get_running_loop().time() - started < 3.0
         case.fleet.thaw("s1")
+
+
+@pytest.mark.parametrize("routed", [True, False])
+async def test_a_record_that_somebody_deletes(routed: bool) -> None:
+    """It is written again: forgotten by its owner, the request had no end."""
+    async with cut_fleet() as case:
+        case.fleet.scheduler("s1")
+        if routed:
+            await case.start()
+        await case.fleet.ready()
+        await case.ask(LONG + 1200)
+        bucket = case.fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        if routed:
+            await case.fleet.client.has_tokens(REQUEST, 20)
+        while await bucket.get(REQUEST) is None:
+            await asyncio.sleep(0.01)
+        await bucket.delete(REQUEST)
+        while await bucket.get(REQUEST) is None:
+            await asyncio.sleep(0.1)
+        if routed:
+            await case.fleet.kill("d1")
+            await case.join("d2", Role.DECODE)
+        else:
+            await case.start()
+        await case.is_answered(LONG + 1200)
 
 
 async def test_a_record_nobody_can_read_kills_nobody() -> None:
