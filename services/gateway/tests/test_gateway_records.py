@@ -17,6 +17,8 @@ from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_gateway.records import Records
 
+pytestmark = pytest.mark.virtual_time
+
 GATEWAY = Incarnation("gateway-1")
 RID = RequestId("a" * 32)
 REQUEST = Request(

@@ -59,7 +59,7 @@ def dead_letters(fleet: SmallFleet) -> list[DeadEntry]:
 
 
 async def nothing_is_left(
-    fleet: SmallFleet, request_ids: Iterable[str] = ("r1",), timeout_s: float = 10.0
+    fleet: SmallFleet, request_ids: Iterable[str] = ("r1",), timeout_s: float = 60.0
 ) -> dict[str, RequestRecord]:
     """The closed records of requests that left nothing behind.
 

@@ -56,6 +56,13 @@ class Gateway:
         """Serve until the member stops."""
         await self.keyring.start()
         self.server.bind()
+        try:
+            await self._follow_and_serve()
+        finally:
+            self.server.close()
+            await self.keyring.close()
+
+    async def _follow_and_serve(self) -> None:
         journal = await self.member.bus.follow(self.member.incarnation, self.in_flight.dispatch)
         try:
             await self.models.start()
@@ -69,7 +76,6 @@ class Gateway:
             await self.resumption.close()
             await self.models.close()
             await journal.close()
-            await self.keyring.close()
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
