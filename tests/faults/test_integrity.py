@@ -172,7 +172,7 @@ class Writer:
             subjects.kv(self.reader, "reserve"),
             Reserve(**(fields | changes)),
             ReserveAnswer,
-            timeout_s=2.0,
+            timeout_s=60,
         )
         return answer
 
@@ -211,13 +211,13 @@ class Writer:
             "report": Report(),
         }
         answer: JobAnswer = await self._bus.request(
-            subjects.job(self.reader), DecodeJob(**(fields | changes)), JobAnswer, timeout_s=2.0
+            subjects.job(self.reader), DecodeJob(**(fields | changes)), JobAnswer, timeout_s=60
         )
         return answer
 
     async def cancel(self, generation: Generation) -> None:
         cancel = Cancel(request_id=generation.request_id, attempt=generation.attempt)
-        await self._bus.request(subjects.cancel(self.reader), cancel, CancelDone, timeout_s=2.0)
+        await self._bus.request(subjects.cancel(self.reader), cancel, CancelDone, timeout_s=60)
 
     def stop(self) -> None:
         """Say that nothing is written any more: it has no slot open."""

@@ -58,6 +58,13 @@ class Gateway:
         """Serve until the member stops."""
         await self.keyring.start()
         self.server.bind()
+        try:
+            await self._follow_and_serve()
+        finally:
+            self.server.close()
+            await self.keyring.close()
+
+    async def _follow_and_serve(self) -> None:
         journal = await self.member.bus.follow(self.member.incarnation, self.in_flight.dispatch)
         try:
             await self.models.start()
@@ -73,7 +80,6 @@ class Gateway:
             await self.embedders.close()
             await self.models.close()
             await journal.close()
-            await self.keyring.close()
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -93,7 +99,12 @@ class Gateway:
                 )
             ]
             log.info("gateway_listening", port=self.server.port)
-            await self.member.stopping.wait()
+            try:
+                await self.member.stopping.wait()
+            except asyncio.CancelledError:  # the process ends by a failure: its clients are told
+                self.in_flight.fail_all("this gateway has failed", code="unavailable")
+                await self.in_flight.emptied(_LAST_WORDS_S)
+                raise
             await self._drain()
             self.server.stop()
             await server
