@@ -11,6 +11,7 @@ from diptych_gateway.allowances import Allowances
 from diptych_gateway.archive import Archive
 from diptych_gateway.batch_room import BatchRoom
 from diptych_gateway.claims import Claims
+from diptych_gateway.embedders import Embedders
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.keyring import Keyring
 from diptych_gateway.metering import Metering
@@ -38,6 +39,7 @@ class Gateway:
     member: Member
     server: HttpServer
     models: Models
+    embedders: Embedders
     in_flight: InFlight
     records: Records
     archive: Archive
@@ -66,6 +68,7 @@ class Gateway:
         journal = await self.member.bus.follow(self.member.incarnation, self.in_flight.dispatch)
         try:
             await self.models.start()
+            await self.embedders.start()
             await self.resumption.start()
             await self.door.start()
             await self.batch_room.start()
@@ -74,6 +77,7 @@ class Gateway:
             await self.batch_room.close()
             await self.door.close()
             await self.resumption.close()
+            await self.embedders.close()
             await self.models.close()
             await journal.close()
 
@@ -124,6 +128,9 @@ class Gateway:
         while (left := len(self.in_flight)) and drain.left_s:
             drain.tell(left)
             await self.in_flight.emptied(min(TICK_S, drain.left_s))
+        while (embedding := len(self.embedders)) and drain.left_s:
+            drain.tell(left + embedding)
+            await asyncio.sleep(min(TICK_S, drain.left_s))
         if left:
             log.warning("drain_cut_off", in_flight=left)
             self.in_flight.fail_all("this gateway is shutting down")
