@@ -4,13 +4,14 @@ PORT ?= 8080
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+AIPERF := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/diptych/aiperf
 SOURCES := $(wildcard libs/*/src services/*/src)
 CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 # Tests wait for timers and servers more than they compute; seeded faults only compute.
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose equality bench soak format clean
+.PHONY: help up test check faults live chaos alone compose clients fuzz nightly equality bench soak format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -45,6 +46,19 @@ alone: ## each service, installed by itself in an empty environment
 compose: $(STAMP) ## the compose file on a real engine (as root it brings its own)
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[compose]'
 	PYTHON=$(BIN)/python infra/ci/compose.sh
+
+clients: $(STAMP) ## clients of other makers, and requests of ill will, on the real stack
+	$(BIN)/diptych models pull
+	$(BIN)/python -m diptych_testkit.outside_clients tests/clients
+	$(BIN)/python -m pytest -q -m clients tests/clients
+
+nightly: $(STAMP) ## a crowd by aiperf, a fifth of which leaves (installs 1.2 GB)
+	test -x $(AIPERF)/bin/aiperf || ($(PYTHON) -m venv $(AIPERF) && $(AIPERF)/bin/pip install -qq --disable-pip-version-check -r tests/clients/aiperf/requirements.txt)
+	DIPTYCH_AIPERF_VENV=$(AIPERF) $(BIN)/python -m pytest -q -m nightly tests/clients
+
+fuzz: $(STAMP) ## requests made from /openapi.json, for five minutes (make fuzz SECONDS=60)
+	$(BIN)/python -m diptych_testkit.outside_clients tests/clients
+	DIPTYCH_FUZZ_S=$(or $(SECONDS),300) $(BIN)/python -m pytest -q -s -m clients tests/clients/test_openapi_document.py
 
 equality: $(STAMP) ## fifty prompts over every mode, link, crowd and cached prefix (long)
 	$(BIN)/diptych models pull

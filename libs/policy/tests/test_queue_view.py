@@ -7,7 +7,7 @@ import pytest
 from diptych_contracts.fleet import ClassQueue, QueueLoad
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import PriorityClass
-from diptych_policy.queue_view import MAX_SCHEDULERS, QueueView
+from diptych_policy.queue_view import MAX_SCHEDULERS, Place, QueueView
 
 INTERACTIVE, STANDARD, BATCH = PriorityClass
 Queues = Mapping[PriorityClass, tuple[int, float]]
@@ -72,3 +72,27 @@ def test_each_class_has_its_share_of_all_queues(queued: int, full: str) -> None:
 def test_it_does_not_grow_with_every_scheduler_that_ever_was() -> None:
     made = view(*(load(f"s{n}", {}) for n in range(MAX_SCHEDULERS + 50)))
     assert len(made._loads) == MAX_SCHEDULERS
+
+
+def test_a_place_counts_the_own_class_and_earlier_ones() -> None:
+    made = view(load("a", {INTERACTIVE: (2, 1.0), BATCH: (4, 2.0)}), load("b", {BATCH: (3, 2.0)}))
+    assert made.place(BATCH, None, now_s=11.0) == Place(position=8, eta_s=7.0, own=6)
+    assert made.place(INTERACTIVE, None, now_s=11.0) == Place(position=1, eta_s=2.0, own=1)
+    slow = view(load("a", {INTERACTIVE: (9, 3.0), BATCH: (1, 1.0)}))
+    assert slow.place(BATCH, None, now_s=11.0) == Place(position=9, eta_s=30.0, own=0)
+
+
+def test_who_comes_later_does_not_worsen_a_place() -> None:
+    made = view(load("a", {BATCH: (4, 2.0)}))
+    place = made.place(BATCH, None, now_s=11.0)
+    made.heard(load("a", {BATCH: (9, 2.0)}), now_s=11.0)
+    assert made.place(BATCH, place, now_s=11.0) == place
+    made.heard(load("a", {BATCH: (2, 2.0)}), now_s=11.0)
+    assert made.place(BATCH, place, now_s=11.0) == Place(position=1, eta_s=4.0, own=1)
+
+
+def test_a_place_nobody_knows() -> None:
+    made = view(load("a", {BATCH: (4, 0.0)}))
+    assert made.place(BATCH, None, now_s=11.0) == Place(position=3, eta_s=None, own=3)
+    assert QueueView().place(BATCH, None, now_s=11.0) is None
+    assert made.place(BATCH, Place(2, None, 2), now_s=99.0) == Place(2, None, 2)

@@ -154,3 +154,29 @@ def test_other_threads_run_while_a_long_text_is_tokenized(codec: TextCodec) -> N
     ended.set()
     looking.join()
     assert after - before > 3, "it let go between two parts"
+
+
+def test_a_text_in_parts_has_the_tokens_of_the_whole(codec: TextCodec) -> None:
+    text = "Hello world, hello and so on " * 8000
+    for add_bos in (None, False, True):
+        parts = list(codec.text_parts(text, add_bos=add_bos))
+        assert len(parts) > 1
+        assert [token for part in parts for token in part] == codec.encode(text, add_bos=add_bos)
+    assert [token for part in codec.text_parts("") for token in part] == codec.encode("")
+
+
+def test_a_conversation_in_parts_is_rendered_where_it_is_read() -> None:
+    card = msgspec.structs.replace(tiny_card(), chat_template="{{ raise_exception('no') }}")
+    parts = TextCodec.from_card(card).chat_parts([{"role": "user", "content": "Hello"}])
+    with pytest.raises(InvalidRequest):
+        next(parts)
+
+
+def test_tokens_are_written_out_with_control_tokens(codec: TextCodec) -> None:
+    said = [{"role": "user", "content": "Hello wörld"}]
+    ids = codec.encode_chat(said)
+    assert codec.written(ids) == codec.render(said)
+    assert codec.control_text(ids[0]) == codec.written(ids[:1])
+    half = codec.encode("ö", add_bos=False)[:1]
+    assert codec.written(half) == "\N{REPLACEMENT CHARACTER}"
+    assert codec.control_text(10**6) == codec.written([10**6]) == ""

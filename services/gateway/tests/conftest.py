@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import openresponses_types
 import pytest
 import uvloop
 
@@ -28,6 +27,7 @@ from diptych_contracts.wire import encode
 from diptych_gateway.app import assemble
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
+from diptych_testkit.open_responses import check_conformity
 from diptych_testkit.tiny_gguf import CONTEXT_TOKENS, tiny_card
 from diptych_testkit.virtual_time import VirtualLoop
 from diptych_text.codec import TextCodec
@@ -300,62 +300,6 @@ def run_stack() -> Any:
 def conforms() -> Callable[[Any], None]:
     """Raises unless a response object or event is, strictly, what Open Responses says."""
     return check_conformity
-
-
-EVENT_TYPES = {
-    name: getattr(openresponses_types, kind)
-    for name, kind in {
-        "response.created": "ResponseCreatedStreamingEvent",
-        "response.in_progress": "ResponseInProgressStreamingEvent",
-        "response.output_item.added": "ResponseOutputItemAddedStreamingEvent",
-        "response.content_part.added": "ResponseContentPartAddedStreamingEvent",
-        "response.output_text.delta": "ResponseOutputTextDeltaStreamingEvent",
-        "response.output_text.done": "ResponseOutputTextDoneStreamingEvent",
-        "response.content_part.done": "ResponseContentPartDoneStreamingEvent",
-        "response.reasoning.delta": "ResponseReasoningDeltaStreamingEvent",
-        "response.reasoning.done": "ResponseReasoningDoneStreamingEvent",
-        "response.function_call_arguments.delta": (
-            "ResponseFunctionCallArgumentsDeltaStreamingEvent"
-        ),
-        "response.function_call_arguments.done": (
-            "ResponseFunctionCallArgumentsDoneStreamingEvent"
-        ),
-        "response.output_item.done": "ResponseOutputItemDoneStreamingEvent",
-        "response.completed": "ResponseCompletedStreamingEvent",
-        "response.incomplete": "ResponseIncompleteStreamingEvent",
-        "response.failed": "ResponseFailedStreamingEvent",
-    }.items()
-}
-OURS = {"usage.diptych", "response.usage.diptych", "stream_id"}
-"""What we add: everything else must be known to the schema."""
-
-
-def check_conformity(data: Any) -> None:
-    kind = EVENT_TYPES.get(data.get("type"))
-    if data.get("type") == "error":
-        by_socket = "status" in data
-        kind = (
-            openresponses_types.WebSocketErrorEvent
-            if by_socket
-            else (openresponses_types.ErrorStreamingEvent)
-        )
-    parsed = (kind or openresponses_types.ResponseResource).model_validate_json(
-        json.dumps(data), strict=True
-    )
-    assert set(unknown(data, parsed.model_dump(mode="json", by_alias=True))) <= OURS
-
-
-def unknown(data: Any, known: Any, at: str = "") -> Any:
-    if isinstance(data, dict) and isinstance(known, dict):
-        for key, value in data.items():
-            path = f"{at}.{key}".lstrip(".")
-            if key in known:
-                yield from unknown(value, known[key], path)
-            else:
-                yield path
-    elif isinstance(data, list) and isinstance(known, list):
-        for ours, theirs in zip(data, known, strict=True):
-            yield from unknown(ours, theirs, at)
 
 
 @pytest.fixture

@@ -34,7 +34,8 @@ class Raw:
                 head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
                 line, *fields = head.strip().split("\r\n")
                 status = int(line.split()[1])
-            headers = dict(field.split(": ", 1) for field in fields)
+            named = (field.split(": ", 1) for field in fields)
+            headers = {name.lower(): value for name, value in named}
             length = headers.get("content-length")
             body = b"" if length is None else await self.reader.readexactly(int(length))
             return status, headers, body
@@ -170,6 +171,27 @@ async def test_what_is_no_http_gets_an_error_object(stack: Any, sent: bytes) -> 
         raw.writer.write(sent)
         assert await refused(raw) == (400, "invalid_http")
     await stack.until(lambda: not stack.gateway.admission.in_flight)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (b"sec-websocket-version: 13", b"x: y", (400, "invalid_handshake")),
+        (b"AAAAAAAAAAAAAAAAAAAAAA==", b"\xff\xff", (400, "invalid_handshake")),
+        (b"GET", b"POST", (405, "method_not_allowed")),
+        (b"host: x", b"host: " + b"x" * 9000, (431, "head_too_large")),
+        (b"/v1/responses", b"/v1/responses?a=" + b"x" * 9000, (431, "head_too_large")),
+        (b"/v1/responses", b"/v1/nowhere", (404, "not_found")),
+    ],
+    ids=["version", "key", "method", "field", "path", "nowhere"],
+)
+async def test_what_is_no_handshake_gets_an_error_object(
+    stack: Any, caplog: Any, old: bytes, new: bytes, expected: tuple[int, str]
+) -> None:
+    async with connected(stack) as raw:
+        raw.writer.write(UPGRADE.replace(old, new) + b"\r\n")
+        assert await refused(raw) == expected
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_garbage_behind_a_request_does_not_cost_it_its_answer(stack: Any) -> None:

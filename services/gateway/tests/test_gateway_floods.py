@@ -16,6 +16,7 @@ from diptych_contracts.journal import EndReason
 from diptych_gateway import connections
 from diptych_gateway.budget import Budget
 from diptych_gateway.connections import MAX_FRAGMENTS
+from diptych_gateway.sockets import ResponsesSocket
 from diptych_gateway.unfinished import Unfinished
 
 CREATE = {"type": "response.create", "model": "tiny"}
@@ -191,17 +192,20 @@ async def test_turns_that_wait_share_what_memory_there_is(run_stack: Any) -> Non
             assert event["status"] == 429
             assert 1 <= int(event["error"]["headers"]["retry-after"]) <= 120
         stack.fleet.go_on.set()
-        app: Any = stack.gateway.server._server.config.app
-        budget = _waiting(app)
+        budget = _waiting(stack.gateway.server.app)
         await stack.until(lambda: budget.used == 0)
 
 
 def _waiting(app: Any) -> Budget:
-    for route in app._app._app.routes:
-        if route.path == "/v1/responses" and hasattr(route.app, "waiting"):
-            found: Budget = route.app.waiting
-            return found
-    raise AssertionError("no route of WebSockets")
+    found: Budget = _socket_route(app).room.waiting
+    return found
+
+
+def _socket_route(app: Any) -> Any:
+    """What serves WebSockets of the Responses API, within all that is around it."""
+    while not hasattr(app, "routes"):
+        app = app._app
+    return next(r.app for r in app.routes if isinstance(r.app, ResponsesSocket))
 
 
 async def test_conversations_that_find_no_room_are_not_remembered(run_stack: Any) -> None:
@@ -209,10 +213,8 @@ async def test_conversations_that_find_no_room_are_not_remembered(run_stack: Any
         fleet.say(request, fleet.ids("Hello"), end=EndReason.STOP)
 
     async with run_stack(script) as stack:
-        for route in stack.gateway.server._server.config.app._app._app.routes:
-            if hasattr(route.app, "remembered"):
-                route.app.remembered.limit = 300
-                remembered = route.app.remembered
+        remembered = _socket_route(stack.gateway.server.app).remembered
+        remembered.limit = 300
         url = f"{stack.base_url.replace('http', 'ws')}/responses"
 
         async def turn(client: Any, previous: str | None = None) -> str:

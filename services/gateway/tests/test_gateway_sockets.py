@@ -199,7 +199,7 @@ async def test_a_failed_continuation_evicts_what_it_built_on(stack: Any) -> None
         assert error_of(await socket.next()) == (400, "previous_response_not_found")
 
 
-async def test_a_warm_up_generates_nothing_and_can_be_built_on(stack: Any, conforms: Any) -> None:
+async def test_a_warm_up_says_nothing_and_can_be_built_on(stack: Any, conforms: Any) -> None:
     async with opened(stack) as socket:
         await socket.create(generate=False, store=False)
         events = await socket.turn()
@@ -211,12 +211,49 @@ async def test_a_warm_up_generates_nothing_and_can_be_built_on(stack: Any, confo
             "response.completed",
         ]
         assert events[-1]["response"]["output"] == []
-        assert stack.fleet.requests == []
+        assert events[-1]["response"]["usage"]["output_tokens"] == 0
+        assert stack.fleet.requests[0].stopping.max_tokens == 1
         await socket.create(input="Go", previous_response_id=events[0]["response"]["id"])
         assert (await socket.turn())[-1]["type"] == "response.completed"
         codec = stack.fleet.codec
         said = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Go"}]
-        assert list(stack.fleet.requests[0].prompt_ids) == codec.encode(codec.render(said))
+        assert list(stack.fleet.requests[1].prompt_ids) == codec.encode(codec.render(said))
+
+
+async def test_a_stored_warm_up_is_kept_once_its_prompt_was_read(run_stack: Any) -> None:
+    gate = Gate()
+    async with run_stack(gate) as stack, opened(stack) as socket:
+        await socket.create(generate=False)
+        response_id = (await socket.next())["response"]["id"]
+        path = f"/v1/responses/{response_id}"
+        assert (await stack.client.get(path)).status_code == 404
+        gate.open.set()
+        ended = (await socket.turn())[-1]["response"]
+        assert (await stack.client.get(path)).json() == ended
+        again = await stack.respond(previous_response_id=response_id)
+        assert again.status_code == 200
+
+
+async def test_a_warm_up_that_fails_or_does_not_fit_is_an_error(run_stack: Any) -> None:
+    async def fail(fleet: Any, request: Any) -> None:
+        fleet.say(request, [], end=EndReason.FAILED)
+
+    async with run_stack(fail) as stack, opened(stack) as socket:
+        await socket.create(generate=False, max_output_tokens=5000)
+        assert error_of(await socket.next()) == (400, "context_length_exceeded")
+        assert stack.fleet.requests == []
+        await socket.create(generate=False)
+        assert error_of((await socket.turn())[-1]) == (500, "failed")
+        assert stack.gateway.admission.in_flight == 0
+
+
+async def test_whoever_leaves_a_warm_up_has_cancelled_it(run_stack: Any) -> None:
+    async with run_stack(Gate()) as stack:
+        async with opened(stack) as socket:
+            await socket.create(generate=False)
+            await stack.until(lambda: stack.fleet.requests)
+        record = await stack.until(lambda: stack.fleet.record(stack.fleet.requests[0]))
+        assert record.state is RecordState.CANCELLING
 
 
 @pytest.mark.parametrize(
@@ -387,9 +424,12 @@ async def test_a_draining_gateway_ends_its_sockets(run_stack: Any) -> None:
 
 async def test_another_path_is_no_socket(stack: Any) -> None:
     url = stack.base_url.replace("http", "ws") + "/nowhere"
-    with pytest.raises(websockets.InvalidStatus):
+    with pytest.raises(websockets.InvalidStatus) as refused:
         async with connect(url):
             pass
+    answer = refused.value.response
+    assert (answer.status_code, json.loads(answer.body)["error"]["code"]) == (404, "not_found")
+    assert answer.headers["x-request-id"]
 
 
 async def test_a_bad_header_is_refused_before_the_upgrade(stack: Any) -> None:

@@ -9,8 +9,9 @@ flood of what can wait leaves room for what cannot.
 """
 
 from collections import Counter
+from dataclasses import dataclass
 
-from diptych_contracts.fleet import QueueLoad
+from diptych_contracts.fleet import ClassQueue, QueueLoad
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import PriorityClass
 
@@ -25,6 +26,18 @@ SHARE_FRAC = {
     PriorityClass.BATCH: 0.5,
 }
 _CLASSES = list(PriorityClass)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request stands that waits for its first token."""
+
+    position: int
+    """How many are served before it: of its own class, and all of earlier ones."""
+    eta_s: float | None
+    """When its first token is due, at the pace of late; None: not known."""
+    own: int
+    """How many of them are of its own class."""
 
 
 class QueueView:
@@ -54,6 +67,27 @@ class QueueView:
         rank = _CLASSES.index(priority_class)
         return max(self._drain_s(c, self._recent(now_s, within_s)) for c in _CLASSES[: rank + 1])
 
+    def place(
+        self, priority_class: PriorityClass, last: Place | None, *, now_s: float
+    ) -> Place | None:
+        """Where a request stands that was stored here; None if no scheduler reports.
+
+        Who came later is counted too, so a place is never worse than the `last` one.
+        """
+        loads = self._recent(now_s, FRESH_S)
+        if not loads:
+            return last
+        rank = _CLASSES.index(priority_class)
+        own = max(self._waiting(priority_class, loads) - 1, 0)
+        own = own if last is None else min(own, last.own)
+        earlier = sum(self._waiting(c, loads) for c in _CLASSES[:rank])
+        per_s = _pace_per_s(priority_class, loads)
+        eta_s = None
+        if per_s:
+            drains_s = [self._drain_s(c, loads) for c in _CLASSES[:rank]]
+            eta_s = round(max((own + 1) / per_s, *drains_s, 0.0), 1)
+        return Place(own + earlier, eta_s, own)
+
     def full(self, priority_class: PriorityClass, *, now_s: float) -> bool:
         """Whether the class's share of the schedulers' queues is taken; False if none reports."""
         loads = self._recent(now_s, FRESH_S)
@@ -69,7 +103,17 @@ class QueueView:
         return [load for load, heard_s in self._loads.values() if now_s - heard_s <= within_s]
 
     def _drain_s(self, priority_class: PriorityClass, loads: list[QueueLoad]) -> float:
-        queues = [q for load in loads for q in load.classes if q.priority_class == priority_class]
-        per_s = sum(1 / queue.gap_s for queue in queues if queue.gap_s)
-        waiting = sum(queue.waiting for queue in queues) + self._entered[priority_class]
+        per_s, waiting = _pace_per_s(priority_class, loads), self._waiting(priority_class, loads)
         return (waiting + 1) / per_s if waiting and per_s else 0.0
+
+    def _waiting(self, priority_class: PriorityClass, loads: list[QueueLoad]) -> int:
+        reported = sum(queue.waiting for queue in _queues(priority_class, loads))
+        return reported + self._entered[priority_class]
+
+
+def _queues(priority_class: PriorityClass, loads: list[QueueLoad]) -> list[ClassQueue]:
+    return [q for load in loads for q in load.classes if q.priority_class == priority_class]
+
+
+def _pace_per_s(priority_class: PriorityClass, loads: list[QueueLoad]) -> float:
+    return sum(1 / queue.gap_s for queue in _queues(priority_class, loads) if queue.gap_s)

@@ -186,7 +186,8 @@ class TextCodec:
     ) -> Iterator[list[int]]:
         """What `encode_chat` gives, part by part, each of them some 20 ms of work (`cutting`).
 
-        Others may use the codec between two parts, on the same thread.
+        Others may use the codec between two parts, on the same thread. Nothing is done, nor
+        rendered, before the first part is asked for.
         """
         listed: Sequence[Mapping[str, Any]] | None = None
         if tools or about_tools(messages):
@@ -200,21 +201,23 @@ class TextCodec:
         )
         yield from self._parts(self._shield.pieces(text, mark) if mark else [(True, text)])
 
-    def text_parts(self, text: str) -> Iterator[list[int]]:
+    def text_parts(self, text: str, *, add_bos: bool | None = None) -> Iterator[list[int]]:
         """What `encode` gives, part by part as `chat_parts` does."""
-        return self._parts([(True, text)])
+        return self._parts([(True, text)], add_bos)
 
-    def _parts(self, pieces: Iterable[tuple[bool, str]]) -> Iterator[list[int]]:
+    def _parts(
+        self, pieces: Iterable[tuple[bool, str]], add_bos: bool | None = None
+    ) -> Iterator[list[int]]:
         """The ids of texts in which control tokens count, or stay text."""
         begun = False
         for control, piece in pieces:
             for part in self._cutter.parts(piece) if self._cutter is not None else (piece,):
                 ids = self._ids(part) if control else self._plain_ids(part)
                 if ids and not begun:
-                    ids, begun = self._begun(ids, None), True
+                    ids, begun = self._begun(ids, add_bos), True
                 yield ids
         if not begun:
-            yield self._begun([], None)
+            yield self._begun([], add_bos)
 
     def _ids(self, text: str) -> list[int]:
         if len(text) > MAX_UNCUT_CHARS:
@@ -260,6 +263,13 @@ class TextCodec:
             known = self._bytes[token_id] = self._bytes_of(token_id)
         return known
 
+    def written(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, control tokens written out; what is no UTF-8 becomes U+FFFD."""
+        return b"".join(
+            self._text(token).encode() if token in self._control else self.token_bytes(token)
+            for token in token_ids
+        ).decode("utf-8", "replace")
+
     def control_ids(self, texts: Iterable[str]) -> dict[str, int]:
         """Those of `texts` that are control tokens, and which."""
         known = self._ids_of_control
@@ -281,7 +291,7 @@ class TextCodec:
         return token_id in self._control
 
     def control_text(self, token_id: int) -> str:
-        """How a control token is written; empty for unknown ids."""
+        """How a control token is written; others as in the tokenizer's file; no unknown one."""
         return self._text(token_id)
 
     @property

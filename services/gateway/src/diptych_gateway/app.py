@@ -15,6 +15,7 @@ from diptych_gateway.batch_room import Neighbours, batch_endpoints, batch_room
 from diptych_gateway.budget import Budget
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_resuming import ChatResumption
+from diptych_gateway.chat_socket import ChatSocket
 from diptych_gateway.claims import Claims
 from diptych_gateway.completions import Completions
 from diptych_gateway.generating import Generations
@@ -32,7 +33,9 @@ from diptych_gateway.routes import Generating, Guarding, Reasons, application
 from diptych_gateway.server import ConnectionLimits, HttpServer
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
+from diptych_gateway.socket_connections import SocketRoom
 from diptych_gateway.sockets import ResponsesSocket
+from diptych_gateway.tokenizing import Tokenizing
 from diptych_gateway.turns import Turns
 from diptych_policy.admission import Admission
 
@@ -116,7 +119,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
     )
     responses = Responses(admission=admission, turns=turns, records=records, intake=intake)
     reasons = _reasons(member, admission)
-    room = batch_room(
+    batches = batch_room(
         member,
         settings,
         batch_endpoints(chat, completions, responses),
@@ -124,23 +127,34 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             intake=intake, claims=claims, records=records, executor=executor, reasons=reasons
         ),
     )
+    room = SocketRoom(
+        admission=admission,
+        sockets=Admission(settings.max_sockets),
+        waiting=Budget(_WAITING_FRAMES * settings.max_body_bytes),
+        generations=generations,
+        intake=intake,
+        new_id=partial(new_request_id, member.rng),
+    )
     generating = Generating(
         chat=chat,
         completions=completions,
         responses=responses,
-        batch_room=room,
-        socket=ResponsesSocket(
+        batch_room=batches,
+        socket=ResponsesSocket(room=room, turns=turns, remembered=Budget(_REMEMBERED_CHARS)),
+        chat_socket=ChatSocket(room=room),
+        text=Tokenizing(
             admission=admission,
-            sockets=Admission(settings.max_sockets),
-            waiting=Budget(_WAITING_FRAMES * settings.max_body_bytes),
-            remembered=Budget(_REMEMBERED_CHARS),
-            turns=turns,
             intake=intake,
-            new_id=partial(new_request_id, member.rng),
+            models=models,
+            executor=executor,
+            now_s=now_s,
         ),
     )
     guarding = Guarding(
-        keyring=keyring, told=allowances.headers, open_metrics=settings.open_metrics
+        keyring=keyring,
+        told=allowances.headers,
+        open_metrics=settings.open_metrics,
+        origins=settings.cors_origins,
     )
     app = application(generating, models, guarding=guarding, reasons=reasons, rng=member.rng)
     return Gateway(
@@ -151,7 +165,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         records=records,
         archive=archive,
         claims=claims,
-        batch_room=room,
+        batch_room=batches,
         resumption=resumption,
         keyring=keyring,
         allowances=allowances,

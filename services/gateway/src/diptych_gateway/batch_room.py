@@ -90,17 +90,6 @@ def batch_endpoints(
     }
 
 
-def batch_endpoint(path: str) -> str | None:
-    """What metrics call a path of files or batches; None if it is none."""
-    if path in (FILES_PATH, BATCHES_PATH):
-        return path
-    if path.startswith(f"{FILES_PATH}/"):
-        return FILE_CONTENT if path.endswith("/content") else ONE_FILE
-    if path.startswith(f"{BATCHES_PATH}/"):
-        return CANCEL_BATCH if path.endswith("/cancel") else ONE_BATCH
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
     """What the room shares with others."""

@@ -45,6 +45,8 @@ class DiptychOptions(msgspec.Struct, forbid_unknown_fields=True):
     link: str | None = None
     priority_class: str | None = None
     """Instead of what `service_tier` says."""
+    events: bool | None = None
+    """Whether our own events are sent too, on a WebSocket of the Responses API."""
 
 
 class CommonBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from diptych_contracts.errors import DiptychError
 from diptych_contracts.requests import Request
 from diptych_gateway.admitting import admitted
 from diptych_gateway.answer_parts import chunk_writer, whole_choice
-from diptych_gateway.answers import Heading, completion, total_usage, usage
+from diptych_gateway.answers import ChunkWriter, Heading, completion, total_usage, usage
 from diptych_gateway.bodies import decode
 from diptych_gateway.chat_resuming import ChatResumption, wanted_by_event_id
 from diptych_gateway.checking import ChatCall, check
@@ -67,7 +67,7 @@ class ChatCompletions:
                 if call.choices > 1:
                     await self._several(call, once, came, receive, send)
                     return
-                answer = self.joining.accepted(call, came, _answer_id, once=once)
+                answer = self.joining.accepted(call, came, answer_id, once=once)
                 async with answer as accepted:
                     # While the answer lasts nobody needs them.
                     call = replace(call, messages=[], tooling=None)
@@ -88,7 +88,7 @@ class ChatCompletions:
                 places.enter_context(place)
             calls = await siblings(call, self.generations.acceptance)
             call = replace(call, messages=[])
-            answers = self.joining.all_accepted(calls, came, _answer_id, once=once)
+            answers = self.joining.all_accepted(calls, came, answer_id, once=once)
             async with answers as accepted:
                 choices = Choices([one.stream for one in accepted])
                 async with watched(choices, receive):
@@ -101,24 +101,20 @@ def _judge(body: bytes, scope: Scope) -> tuple[ChatCall, Once | None]:
 
 
 async def _deliver(accepted: Accepted, call: ChatCall, send: Send) -> None:
-    request, stream = accepted.request, accepted.stream
-    made = request.answer_format
-    heading = Heading(request.request_id, request.created_unix_ms // 1000, accepted.served.card)
-    codec = speller(accepted)
+    stream = accepted.stream
     if call.stream:
-        writer = chunk_writer(heading, made, include_usage=call.include_usage, codec=codec)
-        await deliver(stream, writer, EventStream(send))
+        await deliver(stream, writer_for(accepted, call), EventStream(send))
     elif (pieces := await deliver_whole(stream)) is not None:
+        made, codec = accepted.request.answer_format, speller(accepted)
         whole = whole_choice(stream, pieces, made, codec=codec)
-        await send_json(send, 200, completion(heading, [whole], usage(stream)))
+        await send_json(send, 200, completion(_heading(accepted), [whole], usage(stream)))
 
 
 async def _deliver_choices(
     accepted: list[Accepted], choices: Choices, call: ChatCall, send: Send
 ) -> None:
-    request, codec = accepted[0].request, speller(accepted[0])
-    card, made = accepted[0].served.card, request.answer_format
-    heading = Heading(request.request_id, request.created_unix_ms // 1000, card)
+    heading, codec = _heading(accepted[0]), speller(accepted[0])
+    made = accepted[0].request.answer_format
     if call.stream:
         told = {"include_usage": call.include_usage, "codec": codec}
         writers = [
@@ -139,5 +135,17 @@ def speller(accepted: Accepted) -> TextCodec | None:
     return accepted.served.codec if asked else None
 
 
-async def _answer_id(request: Request, served: ServedModel) -> str:
+def writer_for(accepted: Accepted, call: ChatCall) -> ChunkWriter:
+    """What makes the events of a streamed answer."""
+    made, codec = accepted.request.answer_format, speller(accepted)
+    heading = _heading(accepted)
+    return chunk_writer(heading, made, include_usage=call.include_usage, codec=codec)
+
+
+def _heading(accepted: Accepted) -> Heading:
+    request = accepted.request
+    return Heading(request.request_id, request.created_unix_ms // 1000, accepted.served.card)
+
+
+async def answer_id(request: Request, served: ServedModel) -> str:
     return Heading(request.request_id, 0, served.card).answer_id

@@ -92,6 +92,7 @@ def check(body: ChatBody, *, resume: bool = False) -> ChatCall:
     check_numbers(body)
     check_choices(body.n or 1, resume=resume)
     _harmless(body)
+    no_events(body)
     metadata(body)
     structure = response_format(body.response_format)
     return ChatCall(
@@ -197,6 +198,12 @@ def forced(body: CommonBody) -> Forced:
                 f"'diptych.link': expected 'shm' or 'tcp', saw {shown(other)}",
                 param="diptych.link",
             )
+
+
+def no_events(body: CommonBody) -> None:
+    """Raise `InvalidRequest` where our own events are asked for, but not sent."""
+    if body.diptych is not None:
+        only("diptych.events", body.diptych.events, (False,))
 
 
 def include_usage(body: CommonBody) -> bool:

@@ -6,12 +6,15 @@ its side gets its answer: whether it is still there, only sending it something c
 """
 
 import asyncio
+from http import HTTPStatus
 from random import SystemRandom
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
 from websockets.frames import Frame
+from websockets.http11 import Response
 
 from diptych_contracts.ids import new_request_id
 from diptych_gateway import metrics
@@ -35,7 +38,7 @@ MAX_FRAGMENTS = 1024
 """Of one WebSocket message."""
 MAX_UNREAD_BYTES = 256 * 1024
 """Answers to pings that a client may leave unread."""
-_TOO_BIG, _TRY_AGAIN_LATER = 1009, 1013
+_NO_TEXT, _TOO_BIG, _TRY_AGAIN_LATER = 1007, 1009, 1013
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 _rng = SystemRandom()
@@ -234,6 +237,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.conn.reject = _rejection  # type: ignore[method-assign]
         self.app_state = {**self.app_state, "abort": self.transport.abort}
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -244,17 +248,32 @@ class SocketConnection(WebSocketsSansIOProtocol):
         if self.handshake_complete and not self.close_sent:
             self.unfinished.grown(self, len(data))
         super().data_received(data)
+        if not self.handshake_initiated and (refusal := b"".join(self.conn.data_to_send())):
+            self.transport.write(refusal)
+            self.transport.close()
 
     async def receive(self) -> Any:
         message = await super().receive()
         self.unfinished.taken(self)
         return message
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body":
+            self.handshake_complete = True  # else uvicorn logs an error of ours for each refusal
+
     def handle_cont(self, event: Frame) -> None:
         if len(self.frames) >= MAX_FRAGMENTS:
             self._fail(_TOO_BIG, "too many fragments")
             return
         super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Close for text that is none: uvicorn would log each with its traceback."""
+        if self.curr_msg_data_type == "text" and not _is_utf8(self.frames):
+            self._fail(_NO_TEXT, "text that is not UTF-8")
+            return
+        super().send_receive_event_to_app()
 
     def handle_ping(self) -> None:
         super().handle_ping()
@@ -276,6 +295,29 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self.transport.close()
 
 
+def _rejection(status: int, text: str) -> Response:
+    """The answer to what wants to be a WebSocket and is none: an error object, not words."""
+    text = text.strip().partition("\n")[0]
+    match status:
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            error = ApiError(405, text, code="method_not_allowed")
+        case HTTPStatus.REQUEST_URI_TOO_LONG | HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            error = ApiError(431, text, code="head_too_large")
+        case _:
+            error = ApiError(400, text, code="invalid_handshake")
+    metrics.answered("other", error.status)
+    phrase = HTTPStatus(error.status).phrase
+    return Response(error.status, phrase, Headers(_fields(error)), error.body)
+
+
+def _is_utf8(frames: list[bytes]) -> bool:
+    try:
+        b"".join(frames).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _too_large() -> ApiError:
     text = f"expected a head of at most {MAX_HEAD_BYTES} bytes and {MAX_FIELDS} fields, saw more"
     return ApiError(431, text, code="head_too_large")
@@ -287,13 +329,15 @@ def _too_many(limit: int) -> ApiError:
 
 
 def _answer(error: ApiError) -> bytes:
-    body = error.body
-    fields = {
+    head = "".join(f"{name}: {value}\r\n" for name, value in _fields(error).items())
+    return b"%s%s\r\n%s" % (STATUS_LINE[error.status], head.encode(), error.body)
+
+
+def _fields(error: ApiError) -> dict[str, str]:
+    return {
         "content-type": JSON,
-        "content-length": str(len(body)),
+        "content-length": str(len(error.body)),
         "x-request-id": new_request_id(_rng),
         "connection": "close",
         **{name.decode(): value.decode() for name, value in error.headers},
     }
-    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    return b"%s%s\r\n%s" % (STATUS_LINE[error.status], head.encode(), body)

@@ -66,17 +66,30 @@ class Envelope:
             await send_error(send_marked, ApiError(500, "internal error", code="internal_error"))
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send, *, endpoint: str) -> None:
+        mark = (b"x-request-id", scope["state"]["request_id"].encode())
+        begun = False
+
         async def send_marked(message: Message) -> None:
-            if message["type"] == "websocket.accept":
-                request_id = scope["state"]["request_id"]
-                message["headers"] = [(b"x-request-id", request_id.encode())]
-                metrics.answered(endpoint, _SWITCHING)
+            nonlocal begun
+            if not begun:
+                begun = True
+                match message["type"]:
+                    case "websocket.accept":
+                        message["headers"] = [mark]
+                        metrics.answered(endpoint, _SWITCHING)
+                    case "websocket.http.response.start":
+                        message["headers"] = [*message["headers"], mark]
+                        metrics.answered(endpoint, message["status"])
+                    case "websocket.close":  # the router knows no such path
+                        text = f"there is no WebSocket at {scope['path'][:200]}"
+                        raise ApiError(404, text, code="not_found")
             await send(message)
 
         try:
             await self._app(scope, receive, send_marked)
         except DiptychError as err:  # before it was accepted
-            await send_refusal(send, from_error(err))
+            begun = False
+            await send_refusal(send_marked, from_error(err))
 
 
 def _from_http(err: HTTPException, scope: Scope) -> ApiError:

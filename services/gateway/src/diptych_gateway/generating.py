@@ -109,6 +109,8 @@ class Generations:
                 )
                 metrics.of_model(request.model).prompt_tokens.inc(request.prompt_tokens)
                 spans.describe_request(span, request, call)
+                if self.settings.record_prompts:
+                    spans.describe_prompt(span, call)
                 stream = self.stream(
                     request,
                     served.codec,
@@ -135,13 +137,6 @@ class Generations:
                 finally:
                     spans.describe_answer(span, stream, answer_id)
                     self._account(stream)
-
-    async def checked(self, call: Call, arrival: Arrival) -> Request:
-        """The request that `call` would become; nothing runs. Raises what `accepted` raises."""
-        request, *_ = await self.acceptance.request(
-            call, arrival.request_id, identity=self.identity, tenant=arrival.caller.tenant
-        )
-        return request
 
     @asynccontextmanager
     async def all_accepted(

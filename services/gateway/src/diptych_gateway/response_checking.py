@@ -1,7 +1,7 @@
 """From the types of a Responses body to its meaning; values shared with chat are judged there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from diptych_contracts.requests import Forced, PriorityClass
 from diptych_contracts.responses import StoredMessage
 from diptych_contracts.sampling import Sampling
 from diptych_gateway.bodies import ABSENT
-from diptych_gateway.checking import Call, forced, metadata
+from diptych_gateway.checking import Call, forced, metadata, no_events
 from diptych_gateway.class_checks import priority_class
 from diptych_gateway.harmless import only, unsupported
 from diptych_gateway.input_items import as_messages, read_item
@@ -59,6 +59,8 @@ class ResponseCall:
     resume: bool
     offered: Offered
     effort: str | None
+    events: bool = False
+    """Whether our own events are wanted too."""
 
     def generation(self, history: tuple[StoredMessage, ...]) -> Call:
         """What is to be generated after `history`.
@@ -92,6 +94,12 @@ class ResponseCall:
 
 
 def check_response(body: ResponseBody, *, resume: bool = False) -> ResponseCall:
+    """The call that a body over HTTP describes; see `checked`."""
+    no_events(body)
+    return checked(body, resume=resume)
+
+
+def checked(body: ResponseBody, *, resume: bool) -> ResponseCall:
     """The call that `body` describes; `resume` if its client asked for a grace by header.
 
     Raises:
@@ -133,7 +141,8 @@ def check_frame(frame: CreateFrame, *, resume: bool = False) -> ResponseCall:
     if frame.stream is False:
         raise unsupported("stream", False, (True,))
     only("background", frame.background, (False,))
-    return check_response(frame, resume=resume)
+    call = checked(frame, resume=resume)
+    return replace(call, events=frame.diptych is not None and bool(frame.diptych.events))
 
 
 def included_logprobs(body: ResponseBody) -> int | None:

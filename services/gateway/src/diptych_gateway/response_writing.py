@@ -6,6 +6,7 @@ import msgspec
 
 from diptych_gateway.answers import DONE
 from diptych_gateway.errors import ApiError
+from diptych_gateway.own_events import OwnEvents
 from diptych_gateway.response_events import Event
 from diptych_gateway.streams import AnswerStream, Shown
 from diptych_gateway.turns import Turn
@@ -63,28 +64,35 @@ class SseWriter:
 
 
 class FrameWriter:
-    """WebSocket text frames of one response."""
+    """WebSocket text frames of one response, with our own events where they are asked for."""
 
-    def __init__(self, turn: Turn, *, stream_id: str | None) -> None:
+    def __init__(self, turn: Turn, *, stream_id: str | None, own: OwnEvents | None = None) -> None:
         self._turn = turn
         self._stream_id = stream_id
+        self._own = own
 
     def start(self) -> list[bytes]:
         """The response, in progress."""
-        return [event.data for event in self._turn.events.start()]
+        started = [event.data for event in self._turn.events.start()]
+        return [*started, *self._news()]
 
     def texts(self, pieces: Iterable[Shown]) -> list[bytes]:
         """A delta per piece of text."""
-        delta = self._turn.delta
-        return [event.data for shown in pieces for event in delta(shown)]
+        delta, news = self._turn.delta, self._news()
+        return [*news, *(event.data for shown in pieces for event in delta(shown))]
 
     def last(self, stream: AnswerStream) -> list[bytes]:
         """The end."""
-        return [event.data for event in self._turn.events.finish(self._turn.answer())]
+        events = self._turn.events
+        own = [] if self._own is None else self._own.ended(events.last_number)
+        return [*own, *(event.data for event in events.finish(self._turn.answer()))]
 
     def failed(self, failure: ApiError) -> list[bytes]:
         """An error of this gateway."""
         return [error_frame(failure, stream_id=self._stream_id)]
+
+    def _news(self) -> list[bytes]:
+        return [] if self._own is None else self._own.news(self._turn.events.last_number)
 
 
 def error_frame(error: ApiError, *, stream_id: str | None = None) -> bytes:

@@ -19,6 +19,7 @@ from diptych_gateway.delivering import EventStream, deliver, send_error, send_js
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.generating import Arrival, arrival, watched
 from diptych_gateway.idempotency import Once, once_of
+from diptych_gateway.input_pages import listed, page
 from diptych_gateway.intake import Intake
 from diptych_gateway.reading import ClientGone, flag, wants_resume
 from diptych_gateway.records import Records
@@ -117,6 +118,12 @@ class Responses:
         await self.turns.archive.delete(stored)
         body = msgspec.json.encode(Deleted(id=stored.response_id))
         await send_json(send, 200, body)
+
+    async def input_items(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /v1/responses/{id}/input_items`."""
+        wanted = page(scope)
+        stored = await self.turns.archive.with_messages(await self._found(scope))
+        await send_json(send, 200, msgspec.json.encode(listed(stored, wanted)))
 
     async def _answer(self, turn: Turn, call: ResponseCall, receive: Receive, send: Send) -> None:
         if call.stream:

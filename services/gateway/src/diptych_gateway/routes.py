@@ -1,5 +1,6 @@
 """Every path of the gateway."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -8,20 +9,25 @@ from random import Random
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router, WebSocketRoute
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Route, Router, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from diptych_contracts.cards import ModelCard
-from diptych_gateway.batch_room import BatchRoom, batch_endpoint
+from diptych_gateway import docs_page, openapi
+from diptych_gateway.batch_room import BatchRoom
 from diptych_gateway.chat import ChatCompletions
+from diptych_gateway.chat_socket import ChatSocket
 from diptych_gateway.completions import Completions
+from diptych_gateway.endpoints import ENDPOINTS
 from diptych_gateway.envelope import Envelope
 from diptych_gateway.identity import Identity, Told
 from diptych_gateway.keyring import Keyring
 from diptych_gateway.models import Models
+from diptych_gateway.objects import Health, ModelList, model_object
+from diptych_gateway.origins import Origins
 from diptych_gateway.reading import JSON
 from diptych_gateway.responses import Answering, Responses
 from diptych_gateway.sockets import ResponsesSocket
+from diptych_gateway.tokenizing import Tokenizing
 from diptych_policy.access import Right
 from diptych_telemetry import metrics
 
@@ -31,35 +37,12 @@ COMPLETIONS = "/v1/completions"
 MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
 ONE_RESPONSE = f"{RESPONSES}/{{response_id}}"
-CANCEL_RESPONSE = f"{ONE_RESPONSE}/cancel"
-LIVE = "/health/live"
-READY = "/health/ready"
 METRICS = "/metrics"
-ENDPOINTS = frozenset({CHAT_COMPLETIONS, COMPLETIONS, RESPONSES, MODELS, LIVE, READY, METRICS})
-OPEN = frozenset({LIVE, READY, "/openapi.json", "/docs"})
+OPEN = frozenset({"/health/live", "/health/ready", "/openapi.json", "/docs"})
 """Say nothing of anybody, so they ask for no key."""
 
 Reasons = Callable[[], list[str]]
 """Why this gateway does not serve; empty if it does."""
-
-
-class ModelObject(msgspec.Struct, kw_only=True):
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str
-    context_length: int
-    """An extension: prompt and answer together, in tokens."""
-
-
-class ModelList(msgspec.Struct, kw_only=True):
-    object: str = "list"
-    data: list[ModelObject]
-
-
-class Health(msgspec.Struct):
-    ok: bool
-    reasons: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +53,8 @@ class Generating:
     completions: Completions
     responses: Responses
     socket: ResponsesSocket
+    chat_socket: ChatSocket
+    text: Tokenizing
     batch_room: BatchRoom
 
 
@@ -80,19 +65,33 @@ class Guarding:
     keyring: Keyring
     told: Told
     open_metrics: bool = False
+    origins: tuple[str, ...] = ()
+    """Sites whose pages are served."""
 
 
 def application(
     generating: Generating, models: Models, *, guarding: Guarding, reasons: Reasons, rng: Random
 ) -> ASGIApp:
     """The whole of the gateway's HTTP side."""
-    responses = generating.responses
+    router = Router(routes=routes(generating, models, reasons=reasons), redirect_slashes=False)
+    guarded = Identity(
+        router,
+        keyring=guarding.keyring,
+        needs=partial(needs, open_metrics=guarding.open_metrics),
+        told=guarding.told,
+    )
+    return Origins(Envelope(guarded, rng=rng, endpoint=endpoint), guarding.origins, rng=rng)
+
+
+def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[BaseRoute]:
+    """Every route; what `/openapi.json` says of each stands in `endpoints`."""
+    responses, text = generating.responses, generating.text
 
     async def list_models(request: Request) -> Response:
-        return _json(ModelList(data=[_model(card) for card in models]))
+        return _json(ModelList(data=[model_object(card) for card in models]))
 
     async def one_model(request: Request) -> Response:
-        return _json(_model(models.get(request.path_params["model"]).card))
+        return _json(model_object(models.get(request.path_params["model"]).card))
 
     async def live(request: Request) -> Response:
         return _json(Health(ok=True, reasons=[]))
@@ -104,32 +103,64 @@ def application(
     async def measured(request: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": metrics.CONTENT_TYPE})
 
-    router = Router(
-        routes=[
+    async def described(request: Request) -> Response:
+        return Response(openapi.document(), media_type=JSON)
+
+    async def page(request: Request) -> Response:
+        return Response(docs_page.page(), headers=docs_page.HEADERS)
+
+    return by_path(
+        [
             Route(CHAT_COMPLETIONS, generating.chat, methods=["POST"]),
+            WebSocketRoute(CHAT_COMPLETIONS, generating.chat_socket),
             Route(COMPLETIONS, generating.completions, methods=["POST"]),
             Route(ONE_CHAT, Answering(generating.chat.resumption.retrieve), methods=["GET"]),
             Route(RESPONSES, Answering(responses.create), methods=["POST"]),
             WebSocketRoute(RESPONSES, generating.socket),
             Route(ONE_RESPONSE, Answering(responses.retrieve), methods=["GET"]),
             Route(ONE_RESPONSE, Answering(responses.delete), methods=["DELETE"]),
-            Route(CANCEL_RESPONSE, Answering(responses.cancel), methods=["POST"]),
+            Route(f"{ONE_RESPONSE}/cancel", Answering(responses.cancel), methods=["POST"]),
+            Route(f"{ONE_RESPONSE}/input_items", Answering(responses.input_items), methods=["GET"]),
+            Route("/tokenize", Answering(text.tokenize), methods=["POST"]),
+            Route("/detokenize", Answering(text.detokenize), methods=["POST"]),
+            Route("/v1/embeddings", Answering(text.embeddings), methods=["POST"]),
             *generating.batch_room.routes(),
             Route(MODELS, list_models),
             Route(f"{MODELS}/{{model:path}}", one_model),
-            Route(LIVE, live),
-            Route(READY, ready),
+            Route("/health/live", live),
+            Route("/health/ready", ready),
             Route(METRICS, measured),
-        ],
-        redirect_slashes=False,
+            Route("/openapi.json", described),
+            Route("/docs", page),
+        ]
     )
-    guarded = Identity(
-        router,
-        keyring=guarding.keyring,
-        needs=partial(needs, open_metrics=guarding.open_metrics),
-        told=guarding.told,
-    )
-    return Envelope(guarded, rng=rng, endpoint=endpoint)
+
+
+class _Methods:
+    """An ASGI application out of one per method."""
+
+    def __init__(self, apps: dict[str, ASGIApp]) -> None:
+        self._apps = apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._apps[scope["method"]](scope, receive, send)
+
+
+def by_path(given: list[BaseRoute]) -> list[BaseRoute]:
+    """`given`, with the methods of a path in one route: a 405 then names them all."""
+    apps: dict[str, dict[str, ASGIApp]] = {}
+    for route in given:
+        if isinstance(route, Route):
+            known = apps.setdefault(route.path, {})
+            known.update(dict.fromkeys(route.methods or (), route.app))
+    several = [Route(path, _Methods(found), methods=sorted(found)) for path, found in apps.items()]
+    return [*(route for route in given if not isinstance(route, Route)), *several]
+
+
+_PLAIN = frozenset(e.path for e in ENDPOINTS if "{" not in e.path)
+_WITH_NAMES = [
+    (re.compile(re.sub(r"{\w+}", "[^/]+", e.path)), e.path) for e in ENDPOINTS if "{" in e.path
+]
 
 
 def needs(method: str, path: str, *, open_metrics: bool = False) -> Right | None:
@@ -144,23 +175,10 @@ def needs(method: str, path: str, *, open_metrics: bool = False) -> Right | None
 
 
 def endpoint(path: str) -> str:
-    """What metrics call `path`."""
-    if path in ENDPOINTS:
+    """What metrics call `path`: as `endpoints` has it, or `other`."""
+    if path in _PLAIN:
         return path
-    if path.startswith(f"{CHAT_COMPLETIONS}/"):
-        return ONE_CHAT
-    if path.startswith(f"{RESPONSES}/"):
-        return CANCEL_RESPONSE if path.endswith("/cancel") else ONE_RESPONSE
-    return batch_endpoint(path) or "other"
-
-
-def _model(card: ModelCard) -> ModelObject:
-    return ModelObject(
-        id=card.model,
-        created=card.created_unix_s,
-        owned_by=card.owner,
-        context_length=card.context_tokens,
-    )
+    return next((name for known, name in _WITH_NAMES if known.fullmatch(path)), "other")
 
 
 def _json(value: msgspec.Struct, *, status: int = 200) -> Response:

@@ -20,6 +20,12 @@ class GatewaySettings(ServiceSettings):
     reuse_port: bool = False
     """Let several gateways of one user on one machine share the port (SO_REUSEPORT): the kernel
     spreads connections over them. One that drains leaves the port first."""
+    cors_origins: tuple[str, ...] = ()
+    """Sites whose pages may use this gateway from a browser, `https://chat.example,...`; `*` is
+    every one. None may by default."""
+    record_prompts: bool = False
+    """Write what clients say into spans (`gen_ai.input.messages`), for debugging: whoever reads
+    the traces then reads the prompts. Logs never have them."""
     max_body_bytes: int = 8 * 1024 * 1024
     """Of a body, and of a message on a WebSocket."""
     body_s: float = 30.0

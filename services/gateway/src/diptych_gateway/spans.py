@@ -1,5 +1,6 @@
-"""What the gateway's spans say of a request and its answer; never what anybody wrote."""
+"""What the gateway's spans say of a request and its answer; what was written only if so set."""
 
+import msgspec
 from opentelemetry.trace import Span
 
 from diptych_contracts.requests import Request
@@ -9,6 +10,7 @@ from diptych_telemetry import names
 
 LEFT = "cancelled"
 UNFINISHED = "failed"
+_MAX_CONTENT_CHARS = 65_536
 
 
 def describe_request(span: Span, request: Request, call: Call) -> None:
@@ -30,6 +32,16 @@ def describe_request(span: Span, request: Request, call: Call) -> None:
     )
     if call.seeded:
         span.set_attribute(names.REQUEST_SEED, sampling.seed)
+
+
+def describe_prompt(span: Span, call: Call) -> None:
+    """Set what was written: an operator has asked for it."""
+    said = [
+        {"role": message["role"], "parts": [{"type": "text", "content": message["content"]}]}
+        for message in call.messages
+    ]
+    content = msgspec.json.encode(said).decode()[:_MAX_CONTENT_CHARS]
+    span.set_attribute(names.INPUT_MESSAGES, content)
 
 
 def describe_answer(span: Span, stream: AnswerStream, answer_id: str) -> None:

@@ -8,9 +8,10 @@ from time import time
 import msgspec
 
 from diptych_contracts.errors import ContextOverflow, InvalidRequest, Transient
-from diptych_contracts.journal import End, EndReason
+from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
+from diptych_gateway.accepting import room
 from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Arrival, Generations
@@ -186,21 +187,44 @@ class Turns:
             events = events_of(stored, after=after)
             yield Turn(stored, stream, events, codec=codec)
 
-    async def warm_up(
+    @asynccontextmanager
+    async def warming(
         self, call: ResponseCall, arrival: Arrival, *, local: Mapping[str, Past]
-    ) -> tuple[StoredResponse, Past]:
-        """A response that generates nothing; its request is checked, a later turn may build on it.
+    ) -> AsyncIterator[Turn]:
+        """A turn that computes the KV of its prompt and says nothing; `warmed` ends it.
 
+        It is a request for one token, which nobody is shown, and whoever leaves has cancelled it.
         Raises what `new` raises.
         """
-        tenant = arrival.caller.tenant
-        past = await self.past(call.body.previous_response_id, local, tenant=tenant)
-        request = await self.generations.checked(call.generation(past.messages), arrival)
-        end = End(request_id=request.request_id, attempt=0, reason=EndReason.STOP, tokens=0)
+        past = await self.past(call.body.previous_response_id, local, tenant=arrival.caller.tenant)
+        wanted = call.generation(past.messages)
+        generation = replace(wanted, max_tokens=1, resume=False, background=False)
+        made: list[StoredResponse] = []
+
+        async def prepare(request: Request, served: ServedModel) -> str:
+            room(
+                wanted.max_tokens,
+                request.prompt_tokens,
+                context_tokens=served.card.context_tokens,
+                default_tokens=1,
+                param=wanted.messages_param,
+            )
+            made.append(self._stored(call, request, past))
+            return made[0].response_id
+
+        async with self.generations.accepted(generation, arrival, prepare) as accepted:
+            (stored,) = made
+            asked = Past((*past.messages, *call.input), stored=call.store)
+            yield Turn(stored, accepted.stream, ResponseEvents(stored), asked)
+
+    async def warmed(self, turn: Turn) -> StoredAnswer:
+        """The answer, which is empty, of a turn that warmed up; a later turn can build on it."""
+        end = turn.stream.end
+        assert end is not None
+        end = msgspec.structs.replace(end, reason=EndReason.STOP, tokens=0)
         nothing = StoredAnswer(deltas=(), tokens=0, end=end, ended_unix_s=int(time()))
-        stored = msgspec.structs.replace(self._stored(call, request, past), answer=nothing)
-        stored = await self._keep(stored)
-        return stored, Past((*past.messages, *call.input), stored=call.store)
+        await self._keep(msgspec.structs.replace(turn.stored, answer=nothing))
+        return nothing
 
     async def settle(self, turn: Turn) -> None:
         """Archive a turn that has ended, so that whoever hears of its end can build on it."""
