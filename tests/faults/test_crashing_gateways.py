@@ -100,6 +100,17 @@ async def test_request_stored_but_its_acknowledgement_lost_is_stored_once() -> N
         await case.fleet.settled()
 
 
+async def test_a_gateway_that_fails_tells_its_clients() -> None:
+    """Where the bus is gone for good it leaves at once; streams once just broke off."""
+    async with served() as case, small_gateway(case.fleet, "g1") as g1:
+        events = g1.events(CHAT, chat(2000, stream=True))
+        assert "choices" in await anext(events)
+        failing = asyncio.create_task(g1.fail())
+        rest = [event async for event in events]
+        await failing
+        assert rest[-1]["error"]["code"] == "unavailable"
+
+
 async def test_request_stored_but_its_gateway_gives_up() -> None:
     faults = Faults(Random(2), lost_ack_frac=1.0, affects=lambda s: s.startswith("request."))
     async with served(faults) as case, small_gateway(case.fleet, "g1", accept_s=(0.3,)) as g1:

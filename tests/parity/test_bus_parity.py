@@ -653,6 +653,21 @@ async def test_read_between_two_sequences(connect: Connect) -> None:
     assert (some, rest, none, nobody) == ([4, 5, 6], [9, 10], [], [])
 
 
+async def test_an_entry_nobody_can_read_is_skipped_by_followers_and_readers(
+    connect: Connect,
+) -> None:
+    bus = await connect()
+    followed: list[JournalItem] = []
+    await bus.follow(GATEWAY, followed.append)
+    await bus.record(GATEWAY, fence(2), timeout_s=2.0)
+    await bus.store(subjects.token(GATEWAY), beat(1), msg_id="alien", timeout_s=2.0)
+    await bus.record(GATEWAY, fence(3), timeout_s=2.0)
+
+    await eventually(lambda: len(followed) == 2)
+    assert [item async for item in bus.read(GATEWAY, after_seq=0)] == followed
+    assert [i.seq async for i in bus.read(GATEWAY, after_seq=0, until_seq=2)] == [1]
+
+
 async def test_read_longer_than_a_batch(connect: Connect) -> None:
     bus = await connect()
     for attempt in range(1, 1301):

@@ -47,6 +47,11 @@ class SmallGateway:
         await self.client.aclose()
         await self.end()
 
+    async def fail(self) -> None:
+        """End its life as the chassis does where the bus is gone for good."""
+        self._life.cancel()
+        await asyncio.wait([self._life])
+
     async def end(self) -> None:
         """Have it stop, if it lives."""
         self.member.stopping.set()

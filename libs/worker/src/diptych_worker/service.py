@@ -11,7 +11,7 @@ from diptych_chassis.repeating import every
 from diptych_contracts import subjects
 from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
-from diptych_contracts.errors import DiptychError, Refused, Unverified
+from diptych_contracts.errors import DiptychError, Permanent, Refused, Unverified
 from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import (
     Cancel,
@@ -235,7 +235,11 @@ class Worker:
 
     async def _look_for_overtaken(self) -> None:
         for request_id, attempt in self._rounds.due(self._admission, now_s=self._member.now_s()):
-            kept = await self._records.get(request_id)
+            try:
+                kept = await self._records.get(request_id)
+            except Permanent as err:  # nobody can read it: its fence and its deadline are left
+                log.error("record_unreadable", request_id=request_id, error=str(err))
+                continue
             if kept is not None and overtaken(kept.value, attempt, self._me):
                 log.info("attempt_overtaken", request_id=request_id, attempt=attempt)
                 self._tasks.create_task(self._cancel(request_id, attempt))

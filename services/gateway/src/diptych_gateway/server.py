@@ -117,7 +117,10 @@ class HttpServer:
     async def run(self) -> None:
         """Serve until `stop`."""
         assert self._socket is not None, "bind comes first"
-        await self._server.serve(sockets=[self._socket])
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """Leave the port to the others that share it; connections there are get one more answer."""

@@ -95,7 +95,12 @@ class Gateway:
                 )
             ]
             log.info("gateway_listening", port=self.server.port)
-            await self.member.stopping.wait()
+            try:
+                await self.member.stopping.wait()
+            except asyncio.CancelledError:  # the process ends by a failure: its clients are told
+                self.in_flight.fail_all("this gateway has failed", code="unavailable")
+                await self.in_flight.emptied(_LAST_WORDS_S)
+                raise
             await self._drain()
             self.server.stop()
             await server
