@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -152,7 +153,7 @@ class Writer:
     """A prefill worker played by the test: it says and writes what it likes."""
 
     def __init__(self, fleet: SmallFleet, link: str) -> None:
-        self.me = Incarnation("p-test-1")
+        self.me = Incarnation(f"p-test-{token_hex(4)}")  # its memory has a name on this machine
         self.reader = fleet.incarnation("d1")
         self._bus: MemoryBus = fleet.broker.connect("p-test")
         self._link_kind = link

@@ -659,9 +659,9 @@ async def test_an_entry_nobody_can_read_is_skipped_by_followers_and_readers(
     bus = await connect()
     followed: list[JournalItem] = []
     await bus.follow(GATEWAY, followed.append)
-    await bus.record(GATEWAY, fence(2), timeout_s=2.0)
-    await bus.store(subjects.token(GATEWAY), beat(1), msg_id="alien", timeout_s=2.0)
-    await bus.record(GATEWAY, fence(3), timeout_s=2.0)
+    await bus.record(GATEWAY, fence(2), timeout_s=60)
+    await bus.store(subjects.token(GATEWAY), beat(1), msg_id="alien", timeout_s=60)
+    await bus.record(GATEWAY, fence(3), timeout_s=60)
 
     await eventually(lambda: len(followed) == 2)
     assert [item async for item in bus.read(GATEWAY, after_seq=0)] == followed

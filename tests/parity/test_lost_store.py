@@ -25,11 +25,11 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 
 async def connect(server: NatsServer) -> JetStreamBus:
-    return await JetStreamBus.connect(server.url, name="test", wait_s=5.0)
+    return await JetStreamBus.connect(server.url, name="test", wait_s=60)
 
 
 async def reason(bus: JetStreamBus) -> str:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.wait([bus.closed])
     return str(bus.closed.result())
 
@@ -52,7 +52,7 @@ async def test_the_server_comes_back_with_an_empty_store(server: NatsServer) -> 
         assert EVENTS.name in await reason(bus)
         await bus.close()
     another = await connect(server)
-    assert await another.record(GATEWAY, _fence(), timeout_s=2.0) == 1
+    assert await another.record(GATEWAY, _fence(), timeout_s=60) == 1
     await another.close()
 
 
@@ -71,7 +71,7 @@ async def test_streams_made_anew_are_not_those_of_before(server: NatsServer) -> 
 
 async def test_a_restart_with_its_store_and_a_purge_are_no_loss(server: NatsServer) -> None:
     bus, operator = await connect(server), await nats.connect(server.url)
-    await bus.record(GATEWAY, _fence(), timeout_s=2.0)
+    await bus.record(GATEWAY, _fence(), timeout_s=60)
     await operator.jetstream().purge_stream(TOKENS.name)
     await operator.close()
     await server.kill()

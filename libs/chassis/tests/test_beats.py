@@ -137,7 +137,7 @@ def test_stopping_does_not_need_a_server() -> None:
     thread.start()
     began_s = time.monotonic()
     thread.stop()
-    assert time.monotonic() - began_s < 2
+    assert time.monotonic() - began_s < 30
 
 
 def test_stopping_what_never_started_is_fine() -> None:
