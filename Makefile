@@ -11,7 +11,7 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose clients fuzz nightly equality bench soak format clean
+.PHONY: help up test check faults live chaos alone compose clients openapi nightly equality bench soak fuzz format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -56,7 +56,7 @@ nightly: $(STAMP) ## a crowd by aiperf, a fifth of which leaves (installs 1.2 GB
 	test -x $(AIPERF)/bin/aiperf || ($(PYTHON) -m venv $(AIPERF) && $(AIPERF)/bin/pip install -qq --disable-pip-version-check -r tests/clients/aiperf/requirements.txt)
 	DIPTYCH_AIPERF_VENV=$(AIPERF) $(BIN)/python -m pytest -q -m nightly tests/clients
 
-fuzz: $(STAMP) ## requests made from /openapi.json, for five minutes (make fuzz SECONDS=60)
+openapi: $(STAMP) ## requests made from /openapi.json, for five minutes (make openapi SECONDS=60)
 	$(BIN)/python -m diptych_testkit.outside_clients tests/clients
 	DIPTYCH_FUZZ_S=$(or $(SECONDS),300) $(BIN)/python -m pytest -q -s -m clients tests/clients/test_openapi_document.py
 
@@ -69,6 +69,10 @@ bench: $(STAMP) ## the numbers in the README
 
 soak: $(STAMP) ## does anything grow? half an hour at half load (make soak MINUTES=3)
 	$(BIN)/python bench/soak.py --minutes $(or $(MINUTES),30)
+
+fuzz: $(STAMP) ## every parser, hostile input (SECONDS=600 each, SEED=; PARSER= CASE= for one)
+	@exec $(BIN)/python -m diptych_testkit.fuzzing $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(PARSER),--parser $(PARSER)) $(if $(CASE),--case $(CASE))
 
 format: $(STAMP) ## put the source in order
 	$(BIN)/ruff format .

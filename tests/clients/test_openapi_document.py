@@ -16,7 +16,7 @@ from diptych_testkit.outside_clients import OutsideClients
 pytestmark = pytest.mark.clients
 
 FUZZ_S = int(os.environ.get("DIPTYCH_FUZZ_S", "60"))
-"""`make fuzz` takes five minutes."""
+"""`make openapi` takes five minutes."""
 SEED = 20261129
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"

@@ -86,6 +86,7 @@ async def test_one_request_is_one_trace(collector: Collector, tmp_path: Path) ->
                 max_tokens=8,
                 extra_body={"diptych": {"mode": "remote"}},
             )
+        pages = [process.page("/metrics") for process in stack.processes]
     finally:
         await asyncio.to_thread(stack.close)
     where = {name: service for _, service, name, _ in collector.spans}
@@ -97,3 +98,8 @@ async def test_one_request_is_one_trace(collector: Collector, tmp_path: Path) ->
     assert transfer["diptych.kv.link"] == "shm"
     assert int(str(transfer["diptych.kv.transfer_bytes"])) > 100_000
     assert secret not in repr(collector.spans)
+    assert all(pages)
+    assert not [page for page in pages if secret.encode() in page]
+    logs = {process.service: process.log.read_text() for process in stack.processes}
+    assert all(logs.values())
+    assert not [service for service, text in logs.items() if secret in text]

@@ -140,3 +140,18 @@ def test_a_checksum_reads_the_whole_file(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(WEIGHTS)
     assert fetching.sha256_of(file) == hashlib.sha256(WEIGHTS).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["../..", "a/..:x.gguf", "a/b:../../x.gguf", "a/b:./x", "./b"])
+def test_no_name_of_a_model_leads_out_of_its_folder(name: str) -> None:
+    with pytest.raises(CliError, match=r"without '\.' and"):
+        models.located(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../x.gguf", "/etc/../x.gguf", "a\0b", "*", "a b", "x" * 5000, "~nobody-of-that-name/x"],
+)
+def test_other_names_are_no_model(name: str) -> None:
+    with pytest.raises(CliError):
+        models.located(name)

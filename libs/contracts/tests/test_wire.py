@@ -55,3 +55,10 @@ def test_deep_nesting_is_garbage_too(data: bytes) -> None:
     """Where an unknown field is passed over, msgspec gives up with a RecursionError."""
     with pytest.raises(Permanent, match="expected a Fence message"):
         decode(data + b"\x91" * 100_000 + b"\x01", Fence)
+
+
+def test_what_is_said_of_garbage_does_not_repeat_it() -> None:
+    data = msgspec.msgpack.encode({"type": "x" * 100_000})
+    with pytest.raises(Permanent, match="got 100011 bytes") as caught:
+        decode(data, JobAnswer)
+    assert len(str(caught.value)) < 600

@@ -10,7 +10,7 @@ from gguf import GGUFWriter
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import Permanent
 from diptych_engine.gguf_card import card_from_gguf
-from diptych_engine.gguf_header import read_header
+from diptych_engine.gguf_header import MAX_ELEMENTS, MAX_KEYS, MAX_TENSORS, read_header
 from diptych_testkit.tiny_gguf import BOS_ID, CONTEXT_TOKENS, tiny_metadata, write_tiny_gguf
 from diptych_text.codec import TextCodec
 
@@ -197,10 +197,10 @@ def test_an_unusable_file_is_refused_by_name(
         card(path)
 
 
-def test_more_embeddings_than_tokens_are_refused(tiny: Path) -> None:
+def test_other_embeddings_than_tokens_are_refused(tiny: Path) -> None:
     shape = struct.pack("<IQQ", 2, 64, 293)
-    patched(tiny, shape, struct.pack("<IQQ", 2, 64, 294))
-    with pytest.raises(Permanent, match=r"293 tokens but embeddings of shape \(64, 294\)"):
+    patched(tiny, shape, struct.pack("<IQQ", 2, 64, 292))
+    with pytest.raises(Permanent, match=r"293 tokens but embeddings of shape \(64, 292\)"):
         card(tiny)
 
 
@@ -228,3 +228,42 @@ def test_a_real_file_becomes_a_card_fast_enough_to_start_a_worker() -> None:
     assert time.monotonic() - started_s < 1.5
     assert (made.vocab_size, made.context_tokens, made.eos_ids) == (49152, 8192, (2, 0))
     assert made.fingerprint.weights.startswith("Q4_1-")
+
+
+def test_more_keys_tensors_or_elements_than_any_model_has_are_refused(tmp_path: Path) -> None:
+    """A byte of the file becomes eight and more of Python's: 256 MB would be gigabytes."""
+    path = tmp_path / "x.gguf"
+    key = struct.pack("<Q1sIIQ", 1, b"k", 9, 0, MAX_ELEMENTS + 1)
+    for data, message in (
+        (struct.pack("<4sIQQ", b"GGUF", 3, 0, MAX_KEYS + 1) + bytes(10**6), "4097 keys more"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, MAX_TENSORS + 1, 0) + bytes(10**7), "65537 tensors"),
+        (
+            struct.pack("<4sIQQ", b"GGUF", 3, 0, 1) + key + bytes(MAX_ELEMENTS + 1),
+            "4000001 array elements more; at most 4000000 are read",
+        ),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(Permanent, match=message):
+            read_header(path)
+
+
+def test_tensors_that_share_bytes_are_refused(tiny: Path) -> None:
+    first, second, *_ = read_header(tiny).tensors
+    start = first.offset
+    old = struct.pack("<Q", second.offset - start)
+    name = second.name.encode()
+    data = tiny.read_bytes()
+    at = data.index(old, data.index(name))
+    tiny.write_bytes(data[:at] + struct.pack("<Q", 32) + data[at + 8 :])
+    with pytest.raises(Permanent, match=f"'{first.name}' and '{second.name}' overlap"):
+        read_header(tiny)
+
+
+def test_an_architecture_is_text(tiny: Path, tmp_path: Path) -> None:
+    data = tiny.read_bytes()
+    arch = struct.pack("<IQ", 8, 5) + b"llama"
+    listed = struct.pack("<IIQ", 9, 0, 1) + b"x"
+    assert len(arch) == len(listed)
+    tiny.write_bytes(data.replace(arch, listed, 1))
+    with pytest.raises(Permanent, match=r"architecture \[120\]"):
+        card(tiny)

@@ -520,3 +520,26 @@ def test_those_that_are_over_are_told_of_if_asked_for(reader: Any) -> None:
     (last,) = reader.incoming.transfers(5.0, ended=1)
     assert (last.transfer_id, last.state, last.reason) == ("r2.1", "released", "imported")
     assert (last.writer, last.link, last.n_bytes) == (reader.writer, reader.kind, 15000)
+
+
+def test_a_reservation_beyond_all_memory_is_refused_before_any_is_taken(reader: Any) -> None:
+    with pytest.raises(Refused, match="needs 250000000000000 transfer slots") as caught:
+        reader.reserve(tokens=10**15)
+    assert caught.value.reason == "no_room"
+
+
+def test_token_ids_that_no_model_has_are_refused_and_cost_no_slot(reader: Any) -> None:
+    request = reader.request()
+    ticket = reader.incoming.reserve(request, tokens=10, now_s=0.0)
+    base = request.generation
+    used = reader.incoming.slots_used
+    wrong = msgspec.structs.replace(base, request_id="r2", prompt_ids=(2**40,))
+    with pytest.raises(Incompatible, match="token ids of 31 bits in r2"):
+        reader.reserve("r2", generation=wrong)
+    assert reader.incoming.slots_used == used
+
+    wrong = msgspec.structs.replace(base, prompt_ids=(-(2**40),))
+    job = reader.job(ticket, (), generation=wrong)
+    with pytest.raises(Unverified, match="token ids of 31 bits in r1"):
+        reader.incoming.claim(job, tokens=10, now_s=0.0)
+    reader.incoming.check()

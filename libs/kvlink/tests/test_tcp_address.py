@@ -19,7 +19,12 @@ def test_what_may_be_logged_has_no_key() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "host:1", "host:1/r", "host:x/r/00", "host:0/r/00", "host:1/r/zz", ":1/r/00"]
+    "address",
+    [
+        *("", "host:1", "host:1/r", "host:x/r/00", "host:0/r/00", "host:1/r/zz", ":1/r/00"),
+        *("h\0:1/r/00", "é:1/r/00", "a b:1/r/00", "host:1/r\n/00", "host:\u0661/r/00"),
+        *("h" * 64 + ":1/r/00", "host:1/" + "r" * 600 + "/00"),
+    ],
 )
 def test_nonsense_is_incompatible_and_never_repeated(address: str) -> None:
     with pytest.raises(Incompatible, match=r"expected a KV address host:port/reader/key$"):

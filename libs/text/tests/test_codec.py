@@ -156,6 +156,16 @@ def test_other_threads_run_while_a_long_text_is_tokenized(codec: TextCodec) -> N
     assert after - before > 3, "it let go between two parts"
 
 
+def test_a_tokenizer_that_makes_the_library_panic_is_named_too() -> None:
+    """Its panics are no `Exception`: they would end the process."""
+    file = tiny_card().tokenizer_json
+    bent = file.replace('"continuing_subword_prefix":null', '"continuing_subword_prefix":"None"')
+    assert bent != file
+    card = msgspec.structs.replace(tiny_card(), tokenizer_json=bent)
+    with pytest.raises(Permanent, match="card of tiny has no usable tokenizer: range end index"):
+        TextCodec.from_card(card)
+
+
 def test_a_text_in_parts_has_the_tokens_of_the_whole(codec: TextCodec) -> None:
     text = "Hello world, hello and so on " * 8000
     for add_bos in (None, False, True):

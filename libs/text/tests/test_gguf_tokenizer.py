@@ -105,6 +105,7 @@ def test_sentencepiece_prefixes_a_space_only_if_the_file_says_so() -> None:
         ({"tokenizer.ggml.token_type": [1]}, "293 tokens, 1 types and 293 scores"),
         ({"tokenizer.ggml.tokens": ["a"] * 293}, "token 'a' stands for ids 0 and 1"),
         ({"tokenizer.ggml.tokens": ["\0"] * 293}, "token 0 holds a NUL"),
+        ({"tokenizer.ggml.tokens": ["a" * 1025] * 293}, "token 0 has 1025 characters; 1024 are"),
     ],
 )
 def test_an_inconsistent_byte_level_tokenizer_is_refused(
@@ -119,6 +120,8 @@ def test_an_inconsistent_byte_level_tokenizer_is_refused(
     [
         ({"tokenizer.ggml.scores": []}, "scores is missing or empty"),
         ({"tokenizer.ggml.unknown_token_id": 9999}, "unknown_token_id is 9999"),
+        ({"tokenizer.ggml.unknown_token_id": [0]}, r"unknown_token_id is \[0\]"),
+        ({"tokenizer.ggml.unknown_token_id": "0"}, "unknown_token_id is '0'"),
     ],
 )
 def test_an_inconsistent_sentencepiece_tokenizer_is_refused(

@@ -69,6 +69,12 @@ def test_only_objects_are_schemas(text: str) -> None:
     assert caught.value.param == "s"
 
 
+def test_a_schema_that_makes_the_library_panic_is_refused() -> None:
+    """Its panics are no `Exception`: one request would have ended its gateway."""
+    with pytest.raises(InvalidRequest, match="not a char boundary"):
+        check_schema('{"type": "array", "maxItems": "' + "é" * 70 + '"}', param="x")
+
+
 def test_limits_are_told() -> None:
     deep: Any = {}
     for _ in range(65):

@@ -192,3 +192,16 @@ async def test_completions_take_a_form_too(stack: Any) -> None:
     answer = await stack.client.post("/v1/completions", json={**asked, "response_format": bad})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "response_format.json_schema.schema.not"
+
+
+@pytest.mark.parametrize("schema", [b'{"title":"\xff"}', b'{"\xed\xa0\x80":1}'])
+def test_a_schema_that_is_no_text_is_told(schema: bytes) -> None:
+    """Nobody has decoded it yet: it came along as it was written."""
+    named = b'{"type":"json_schema","json_schema":{"name":"a","schema":' + schema + b"}}"
+    flat = b'{"format":{"type":"json_schema","name":"a","schema":' + schema + b"}}"
+    with pytest.raises(InvalidRequest, match="expected JSON in UTF-8") as caught:
+        response_format(msgspec.Raw(named))
+    assert caught.value.param == "response_format.json_schema.schema"
+    with pytest.raises(InvalidRequest, match="expected JSON in UTF-8") as caught:
+        text_settings(msgspec.Raw(flat))
+    assert caught.value.param == "text.format.schema"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, Request, RequestRecord
@@ -394,3 +395,11 @@ async def test_each_of_several_answers_has_its_calls(run_stack: Any) -> None:
                 if chunk != "[DONE]" and chunk["choices"][0]["index"] == index
             ]
             assert len(put_together(own)["calls"]) == 2
+
+
+def test_parameters_that_are_no_text_are_told() -> None:
+    tools = b'[{"type":"function","function":{"name":"f","parameters":{"title":"\xff"}}}]'
+    data = b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":' + tools + b"}"
+    with pytest.raises(InvalidRequest, match="expected JSON in UTF-8") as caught:
+        check(decode(data))
+    assert caught.value.param == "tools[0].function.parameters"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from diptych_bus.memory import MemoryBroker
-from diptych_contracts.errors import DiptychError
+from diptych_contracts.errors import DiptychError, InvalidRequest
 from diptych_gateway.errors import from_error
 from diptych_gateway.file_store import ContentWriter
 from diptych_gateway.reading import ClientGone
@@ -102,3 +102,8 @@ async def test_headers_of_a_part_are_bounded() -> None:
         with pytest.raises(DiptychError) as caught:
             await read([body])
         assert from_error(caught.value).status == 400
+
+
+async def test_a_boundary_without_end_is_told() -> None:
+    with pytest.raises(InvalidRequest, match="Boundary length 3000 exceeds maximum"):
+        await read([GOOD], b"multipart/form-data; boundary=" + b"b" * 3000)

@@ -35,16 +35,26 @@ def located(name: str) -> tuple[str, Path]:
     Raises:
         CliError: there are no such weights.
     """
-    path = Path(name).expanduser()
     if name in catalogue.KNOWN:
         return name, _kept(catalogue.KNOWN[name])
-    if path.is_file():
+    if (path := _file(name)) is not None:
         return path.stem, path.resolve()
     if name.endswith(".gguf") and ":" not in name:
         raise CliError(f"there is no file {name}")
     if _REPOSITORY.fullmatch(name):
+        if {".", ".."} & set(re.split("[/:]", name)):
+            raise CliError(f"expected OWNER/REPO[:FILE.gguf] without '.' and '..', saw {name}")
         return name.partition(":")[0], fetching.from_hugging_face(name)
     return name, _kept(catalogue.known(name))
+
+
+def _file(name: str) -> Path | None:
+    """The file of that name, if there is one."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.is_file() else None
+    except (OSError, RuntimeError, ValueError):  # too long, nobody's home, a NUL
+        return None
 
 
 def _kept(model: catalogue.KnownModel) -> Path:

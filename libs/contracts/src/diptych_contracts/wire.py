@@ -38,4 +38,4 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
         return _decoder(kind).decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as err:
         name = getattr(kind, "__name__", str(kind))
-        raise Permanent(f"expected a {name} message, got {len(data)} bytes: {err}") from err
+        raise Permanent(f"expected a {name} message, got {len(data)} bytes: {err!s:.300}") from err

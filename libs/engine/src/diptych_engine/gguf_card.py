@@ -30,6 +30,8 @@ _END_TEXTS = (
 """Control tokens that end an answer even where the file names only one of them."""
 _NOT_IDENTITY = ("context_length", "vocab_size")
 """Hyperparameters that some converters leave out and that change no KV."""
+_MAX_LAYERS = 512
+"""llama.cpp has room for so many, and ends the process for more."""
 _SAMPLE_BYTES = 4096
 _NORM_BYTES = 1024 * 1024
 _SPM_DEFAULTS = {"bos": 1, "eos": 2}
@@ -59,6 +61,7 @@ def card_from_gguf(path: Path, *, model: str, context_tokens: int | None = None)
         add_bos = adds_bos(header.metadata)
     except Permanent as err:
         raise Permanent(f"{path} has a tokenizer that cannot be used: {err}") from err
+    _check_layers(path, header, architecture)
     tokens: list[str] = header.metadata["tokenizer.ggml.tokens"]
     _check_vocabulary(path, header, len(tokens))
     card = ModelCard(
@@ -93,15 +96,23 @@ def _architecture(path: Path, header: GgufHeader) -> str:
     if not header.tensors:
         raise Permanent(f"{path} holds no weights")
     architecture = header.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise Permanent(f"{path} is of architecture {architecture!r:.60}; supported are {known}")
-    return str(architecture)
+    return architecture
+
+
+def _check_layers(path: Path, header: GgufHeader, architecture: str) -> None:
+    layers = header.metadata.get(f"{architecture}.block_count")
+    if not isinstance(layers, int) or not 1 <= layers <= _MAX_LAYERS:
+        raise Permanent(
+            f"{path} says {architecture}.block_count is {layers!r:.40}, expected 1 to {_MAX_LAYERS}"
+        )
 
 
 def _check_vocabulary(path: Path, header: GgufHeader, n_tokens: int) -> None:
     for tensor in header.tensors:
-        if tensor.name == "token_embd.weight" and tensor.shape[-1] != n_tokens:
+        if tensor.name == "token_embd.weight" and tensor.shape[-1:] != (n_tokens,):
             raise Permanent(f"{path} has {n_tokens} tokens but embeddings of shape {tensor.shape}")
 
 

@@ -12,6 +12,7 @@ the next multiple of `general.alignment`, the data.
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,11 @@ from diptych_contracts.errors import Permanent
 
 MAX_HEADER_BYTES = 256 * 1024 * 1024
 """A vocabulary of 262,000 tokens with merges takes 16 MB."""
+MAX_KEYS, MAX_TENSORS = 4096, 65_536
+"""Files in use have some 50 keys; the largest models 30,000 tensors. Each costs 200 bytes here."""
+MAX_ELEMENTS = 4_000_000
+"""Of all arrays together: a byte of the file becomes eight of a list. 262,000 tokens with merges,
+types and scores are 1.3 million."""
 _READ_BYTES = 1024 * 1024
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
@@ -74,6 +80,7 @@ class _Reader:
         self._file_bytes = path.stat().st_size
         self._buffer = bytearray()
         self._at = 0
+        self._elements = 0
 
     def header(self) -> GgufHeader:
         if self._file_bytes < 4 or self._take(4) != b"GGUF":
@@ -82,8 +89,8 @@ class _Reader:
         if version not in _VERSIONS:
             raise self._broken(f"its version is {version}; 2 and 3 (little-endian) are known")
         n_tensors, n_keys = self._number("Q"), self._number("Q")
-        self._room_for(n_tensors, 24, "tensors")
-        self._room_for(n_keys, 13, "keys")
+        self._room_for(n_tensors, 24, "tensors", most=MAX_TENSORS)
+        self._room_for(n_keys, 13, "keys", most=MAX_KEYS)
         metadata = dict(self._entry() for _ in range(n_keys))
         table = [self._tensor() for _ in range(n_tensors)]
         return GgufHeader(metadata, self._placed(table, metadata), self._file_bytes)
@@ -101,12 +108,12 @@ class _Reader:
         element, count = self._number("I"), self._number("Q")
         if element in _SCALARS:
             code = struct.Struct(f"<{_SCALARS[element]}")
-            self._room_for(count, code.size, "array elements")
+            self._room_for_elements(count, code.size)
             data = self._take(count * code.size)
             return [value for (value,) in code.iter_unpack(data)]
         if element != _STRING:
             raise self._broken(f"an array has elements of the unsupported type {element}")
-        self._room_for(count, 8, "array elements")
+        self._room_for_elements(count, 8)
         return [self._string() for _ in range(count)]
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
@@ -125,7 +132,19 @@ class _Reader:
         if not isinstance(alignment, int) or alignment <= 0:
             raise self._broken(f"general.alignment is {alignment!r:.40}")
         data_start = -(-self._at // alignment) * alignment
-        return tuple(self._placed_tensor(*row, data_start=data_start) for row in table)
+        placed = tuple(self._placed_tensor(*row, data_start=data_start) for row in table)
+        self._check_apart(placed)
+        return placed
+
+    def _check_apart(self, tensors: tuple[TensorInfo, ...]) -> None:
+        """No byte of the file is of two tensors."""
+        in_order = sorted(tensors, key=lambda t: (t.offset, t.n_bytes))
+        for first, second in pairwise(in_order):
+            if first.offset + first.n_bytes > second.offset:
+                raise self._broken(
+                    f"tensors {first.name!r:.80} and {second.name!r:.80} overlap at byte "
+                    f"{second.offset}"
+                )
 
     def _placed_tensor(
         self, name: str, shape: tuple[int, ...], kind: int, offset: int, *, data_start: int
@@ -173,9 +192,15 @@ class _Reader:
         if end > len(self._buffer):
             raise self._broken("it became shorter while it was read")
 
-    def _room_for(self, count: int, each_bytes: int, what: str) -> None:
+    def _room_for_elements(self, count: int, each_bytes: int) -> None:
+        self._room_for(count, each_bytes, "array elements", most=MAX_ELEMENTS - self._elements)
+        self._elements += count
+
+    def _room_for(self, count: int, each_bytes: int, what: str, *, most: int) -> None:
         if count * each_bytes > min(self._file_bytes, MAX_HEADER_BYTES) - self._at:
             raise self._broken(f"it is cut short or damaged: no room for {count} {what}")
+        if count > most:
+            raise self._broken(f"it has {count} {what} more; at most {most} are read")
 
     def _broken(self, why: str) -> Permanent:
         return Permanent(f"{self._path} is not a usable GGUF file: {why}")

@@ -22,6 +22,7 @@ from diptych_contracts.errors import Permanent
 from diptych_contracts.sampling import Grammar
 from diptych_engine.closing import MAX_ENDING_BYTES, Endings
 from diptych_text.grammars import matching_limits, spelled
+from diptych_text.panics import panic_as
 
 MAX_KEPT = 64
 """Grammars ready for the next request: about 30 KB each at first."""
@@ -232,7 +233,9 @@ class Grammars:
         return start
 
     def _set_up(self, grammar: Grammar) -> _Start:
-        state = LLMatcher(self._tokenizer, spelled(grammar), log_level=0, limits=matching_limits())
+        with panic_as(Permanent):
+            text = spelled(grammar)
+            state = LLMatcher(self._tokenizer, text, log_level=0, limits=matching_limits())
         if state.is_error():
             raise Permanent(f"the grammar cannot be used: {_first_line(state)}")
         return _Start(state, self._endings.shortest(state, tokens=MAX_ENDING_BYTES))

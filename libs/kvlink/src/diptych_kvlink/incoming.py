@@ -31,6 +31,7 @@ from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.port import CLOSED, LinkTarget
 from diptych_kvlink.slots import SlotPool
 from diptych_kvlink.verifying import (
+    Mismatch,
     block_spans,
     check_bytes,
     check_context,
@@ -159,7 +160,7 @@ class IncomingTransfers:
         self._close_gates(transfer)
         transfer.advance(State.WRITTEN, deadline_s=deadline_s)
         try:
-            check_context(transfer, self._salt(job.generation))
+            check_context(transfer, self._claimed_salt(job.generation))
             views = self._verify(transfer, job.blocks, tokens)
         except Unverified as err:
             transfer.end(State.FAILED, str(err))
@@ -277,16 +278,17 @@ class IncomingTransfers:
     def _open(
         self, request: Reserve, tokens: int, deadline_s: float, target: LinkTarget
     ) -> Transfer:
+        salt = self._salt(request.generation)
         ended = self._ledger.how_ended(request.transfer_id)
         if ended is not None:
             raise Refused(RefusalReason.EXPIRED, f"{request.transfer_id} has ended: {ended}")
-        refs = self._slots.take(len(block_spans(tokens, self._layout.block_tokens)))
+        refs = self._slots.take(-(-tokens // self._layout.block_tokens))
         transfer = Transfer(
             transfer_id=request.transfer_id,
             deadline_s=deadline_s,
             writer=request.prefill_worker,
             tokens=tokens,
-            salt=self._salt(request.generation),
+            salt=salt,
             n_bytes=len(refs) * self._layout.slot_bytes,
             opened_s=deadline_s - min(self._lease_s, request.generation.budget_ms / 1000),
         )
@@ -305,6 +307,13 @@ class IncomingTransfers:
 
     def _salt(self, generation: Generation) -> int:
         return context_salt(generation, self._fingerprint.base if self._fingerprint else "")
+
+    def _claimed_salt(self, generation: Generation) -> int:
+        """The same of a job: one without any is about another context."""
+        try:
+            return self._salt(generation)
+        except Incompatible as err:
+            raise Unverified(str(err), reason=Mismatch.CONTEXT) from err
 
     def _admit(self, transfer: Transfer, writer: Incarnation, target: LinkTarget) -> None:
         self._via[transfer.transfer_id] = target

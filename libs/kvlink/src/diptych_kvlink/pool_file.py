@@ -125,12 +125,17 @@ def map_pool(endpoint: LinkEndpoint, directory: Path) -> PoolMap:
         raise Incompatible(f"shm reaches one host only: this is {here}, not {endpoint.host}")
     path = Path(endpoint.address)
     if path.parent != directory or not path.name.startswith(PREFIX):
-        raise Incompatible(f"expected a pool in {directory} named {PREFIX}…, got {path}")
+        raise Incompatible(f"expected a pool in {directory} named {PREFIX}…, got {path!s:.200}")
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as err:
-        raise Incompatible(f"cannot open the pool {path}: {err.strerror}") from err
+    except (OSError, ValueError) as err:  # the latter for a path that cannot be one
+        why = getattr(err, "strerror", None) or str(err)
+        raise Incompatible(f"cannot open the pool {path!s:.200}: {why}") from err
     try:
+        if endpoint.slots < 1 or endpoint.slot_bytes < 1:
+            raise Incompatible(
+                f"expected a pool of slots, got {endpoint.slots} of {endpoint.slot_bytes} bytes"
+            )
         shape = PoolShape(slots=endpoint.slots, slot_bytes=endpoint.slot_bytes)
         _check_file(fd, path, shape)
         return PoolMap(fd, shape)

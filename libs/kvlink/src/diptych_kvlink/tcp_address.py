@@ -7,6 +7,7 @@ is no encryption: KV crosses in the clear.
 """
 
 import ipaddress
+import re
 import socket
 from dataclasses import dataclass
 
@@ -42,9 +43,19 @@ class TcpAddress:
             )
         except ValueError as err:
             raise Incompatible("expected a KV address host:port/reader/key") from err
-        if not (parsed.host and parsed.reader and 0 < parsed.port < 65536):
+        if not (parsed.host and parsed.reader and 0 < parsed.port < 65536 and _plain(address)):
             raise Incompatible("expected a KV address host:port/reader/key")
         return parsed
+
+
+def _plain(address: str) -> bool:
+    """Whether it is visible ASCII, its names of a length that names have."""
+    visible = all("!" <= char <= "~" for char in address)
+    return (
+        visible
+        and len(address) <= 512
+        and all(len(p) < 64 for p in re.split("[.:]", address.split("/")[0]))
+    )
 
 
 def is_loopback(host: str) -> bool:

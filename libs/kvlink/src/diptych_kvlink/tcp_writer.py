@@ -136,9 +136,9 @@ class TcpWriter:
         address = (self._address.host, self._address.port)
         try:
             sock = socket.create_connection(address, timeout=self._stall_s)
-        except OSError as err:
+        except (OSError, UnicodeError) as err:  # the latter for a host that cannot be one
             self._failed_s = time.monotonic()
-            why = err.strerror or str(err)
+            why = getattr(err, "strerror", None) or str(err)
             raise LinkBroken(f"cannot connect to {self._address.where}: {why}") from err
         return TcpStream(sock, stall_s=self._stall_s)
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 import xxhash
 
 from diptych_contracts.cards import KvLayout
-from diptych_contracts.errors import Refused, Unverified
+from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.ids import TransferId, transfer_id
 from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation, RefusalReason
 from diptych_kvlink.ledger import Transfer
@@ -36,6 +36,9 @@ def context_salt(generation: Generation, model_base: str) -> int:
     Args:
         generation: Whose context it is: prompt and delivered answer.
         model_base: `Fingerprint.base` of the model.
+
+    Raises:
+        Incompatible: token ids that no model has, of more than 31 bits.
     """
     named = generation.prompt.digest if generation.prompt is not None else ""
     names = (generation.tenant.encode(), model_base.encode(), named.encode())
@@ -43,7 +46,11 @@ def context_salt(generation: Generation, model_base: str) -> int:
     for name in names:
         known.update(len(name).to_bytes(8, "little") + name)
     for token_ids in (generation.prompt_ids, generation.prefix_ids):
-        known.update(struct.pack(f"<q{len(token_ids)}i", len(token_ids), *token_ids))
+        try:
+            known.update(struct.pack(f"<q{len(token_ids)}i", len(token_ids), *token_ids))
+        except struct.error as err:
+            text = f"expected token ids of 31 bits in {generation.request_id}: {err}"
+            raise Incompatible(text) from err
     return int.from_bytes(known.digest(), "little")
 
 

@@ -109,6 +109,10 @@ def _to_json(_: Any, __: str, event: Event) -> str:
     return _encoder.encode({**first, **event}).decode("utf-8")
 
 
+_REPEATING = ("opentelemetry.baggage", "opentelemetry.trace")
+"""They warn of headers that are none, and repeat what a client wrote into them."""
+
+
 class _LibraryHandler(logging.Handler):
     """Lines of foreign libraries (standard `logging`), as events of ours."""
 
@@ -128,3 +132,5 @@ def _adopt_libraries() -> None:
         root.removeHandler(handler)
     root.addHandler(_LibraryHandler(level=logging.WARNING))
     logging.captureWarnings(True)
+    for name in _REPEATING:
+        logging.getLogger(name).setLevel(logging.ERROR)

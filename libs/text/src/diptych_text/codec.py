@@ -13,6 +13,7 @@ from diptych_contracts.errors import InvalidRequest, Permanent
 from diptych_text.cutting import MAX_UNCUT_CHARS, Cutter
 from diptych_text.formats import NO_FORMAT, Family, check_names, family_of
 from diptych_text.gguf_tokenizer import SPACE
+from diptych_text.panics import panic_as
 from diptych_text.shielding import Shield
 from diptych_text.template_traits import TemplateTraits, traits_of
 from diptych_text.templates import ChatTemplate
@@ -85,7 +86,8 @@ class TextCodec:
         """
         try:
             header = msgspec.json.decode(card.tokenizer_json, type=_TokenizerFile)
-            tokenizer = Tokenizer.from_str(card.tokenizer_json)
+            with panic_as(Permanent):
+                tokenizer = Tokenizer.from_str(card.tokenizer_json)
         except Exception as err:  # `tokenizers` raises bare Exception
             raise Permanent(f"the card of {card.model} has no usable tokenizer: {err}") from err
         try:

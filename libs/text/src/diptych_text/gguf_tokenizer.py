@@ -14,6 +14,9 @@ import msgspec
 from diptych_contracts.errors import Permanent
 from diptych_text.pretokenizing import as_json, word_cut
 
+MAX_TOKEN_CHARS = 1024
+"""Every way to cut a token of SentencePiece is tried: one of a megabyte would take hours. Real ones
+have at most a few dozen characters."""
 SPACE = "\u2581"
 """How SentencePiece writes a space."""
 
@@ -52,6 +55,10 @@ class Vocabulary:
         for index, text in enumerate(self.texts):
             if "\0" in text:
                 raise Permanent(f"token {index} holds a NUL character")
+            if len(text) > MAX_TOKEN_CHARS:
+                raise Permanent(
+                    f"token {index} has {len(text)} characters; {MAX_TOKEN_CHARS} are allowed"
+                )
             if text and found.setdefault(text, index) != index:
                 raise Permanent(f"token {text!r:.60} stands for ids {found[text]} and {index}")
         return {text: i for text, i in found.items() if self.types[i] != TokenType.UNUSED}
@@ -171,8 +178,8 @@ def _sentencepiece(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> dict[
     ids = vocabulary.ids()
     model = _bpe(ids, _scored_merges(vocabulary, ids))
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
-    if not 0 <= unknown < len(vocabulary.texts):
-        raise Permanent(f"tokenizer.ggml.unknown_token_id is {unknown}: no such token")
+    if not isinstance(unknown, int) or not 0 <= unknown < len(vocabulary.texts):
+        raise Permanent(f"tokenizer.ggml.unknown_token_id is {unknown!r:.40}: no such token")
     model |= {"byte_fallback": True, "fuse_unk": True, "unk_token": vocabulary.texts[unknown]}
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = {"type": "Prepend", "prepend": SPACE}

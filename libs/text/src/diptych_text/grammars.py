@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.sampling import Grammar
+from diptych_text.panics import panic_as
 from diptych_text.subschemas import subschemas
 
 MAX_GRAMMAR_BYTES = 64 * 1024
@@ -60,9 +61,10 @@ def check_grammar(grammar: Grammar) -> None:
     Raises:
         InvalidRequest: says what is wrong with it.
     """
-    broken, messages = LLMatcher.validate_grammar_with_warnings(
-        spelled(grammar), limits=matching_limits()
-    )
+    with panic_as(InvalidRequest):
+        broken, messages = LLMatcher.validate_grammar_with_warnings(
+            spelled(grammar), limits=matching_limits()
+        )
     if broken:
         raise InvalidRequest(_said(messages[0]))
 

@@ -159,6 +159,19 @@ def decode_as(
         raise InvalidRequest("the JSON is nested too deeply", code="invalid_json") from err
 
 
+def as_text(data: msgspec.Raw, *, at: str) -> str:
+    """`data` as it was written; what nobody decoded may be no text at all.
+
+    Raises:
+        InvalidRequest: it is not in UTF-8.
+    """
+    try:
+        return bytes(data).decode()
+    except UnicodeDecodeError as err:
+        message = f"'{at}': expected JSON in UTF-8: {err}"
+        raise InvalidRequest(message, param=at, code="invalid_json") from err
+
+
 def _misfit(message: str, at: str) -> InvalidRequest:
     found = _AT.match(message)
     what, path = (found["what"], found["path"]) if found else (message, "")

@@ -10,6 +10,8 @@ from diptych_gateway.errors import ApiError
 
 JSON = "application/json"
 RESUME_HEADER = b"x-diptych-resume"
+_LENGTH_DIGITS = 18
+"""More than any body has; `int` refuses those of thousands."""
 
 Grown = Callable[[int], None]
 """Hears of the size of a body that is being read, at its beginning and whenever it grows."""
@@ -42,6 +44,13 @@ def flag(value: str, name: str) -> bool:
     raise InvalidRequest(f"'{name}': expected true or false, saw {value[:40]!r}", param=name)
 
 
+def declares_more(length: str, max_bytes: int) -> bool:
+    """Whether a `content-length` is a number above `max_bytes`, however long it is."""
+    if not (length.isascii() and length.isdecimal()):
+        return False
+    return len(length.lstrip("0")) > _LENGTH_DIGITS or int(length[-_LENGTH_DIGITS:]) > max_bytes
+
+
 async def read_json_body(
     headers: Iterable[tuple[bytes, bytes]],
     receive: Receive,
@@ -60,8 +69,8 @@ async def read_json_body(
     _check_type(known.get(b"content-type"))
     _check_encoding(known.get(b"content-encoding", "identity"))
     declared = known.get(b"content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(max_bytes, seen=f"{declared} bytes")
+    if declares_more(declared, max_bytes):
+        raise _too_large(max_bytes, seen=f"{declared[:20]} bytes")
     try:
         async with limit:
             return await _read(receive, max_bytes, grown)

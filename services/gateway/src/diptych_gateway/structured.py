@@ -17,7 +17,7 @@ import msgspec
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.sampling import Grammar
-from diptych_gateway.bodies import ABSENT, decode_as
+from diptych_gateway.bodies import ABSENT, as_text, decode_as
 from diptych_gateway.harmless import only, shown
 from diptych_text.grammars import MAX_GRAMMAR_BYTES, check_grammar
 from diptych_text.schemas import check_schema
@@ -157,7 +157,7 @@ def _structure(schema: _Schema, at: str) -> Structure:
     echo = _Echo(
         name=schema.name, description=schema.description, strict=schema.strict is not False
     )
-    grammar = Grammar(kind="json_schema", text=data.decode())
+    grammar = Grammar(kind="json_schema", text=as_text(schema.schema, at=f"{at}.schema"))
     return Structure(grammar, f"{at}.schema", msgspec.json.encode(echo).decode())
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from diptych_contracts.answer_formats import Tool
 from diptych_contracts.errors import InvalidRequest
-from diptych_gateway.bodies import ABSENT, decode_as
+from diptych_gateway.bodies import ABSENT, as_text, decode_as
 from diptych_gateway.harmless import shown
 from diptych_text.tool_messages import MAX_LEVELS, deeper
 
@@ -211,7 +211,7 @@ def check_name(at: str, name: str) -> None:
 def _schema(at: str, given: msgspec.Raw) -> str | None:
     if given == ABSENT:
         return None
-    text = bytes(given).decode()
+    text = as_text(given, at=at)
     schema = decode_as(_any_decoder, given, at=at)
     if not isinstance(schema, dict):
         raise InvalidRequest(

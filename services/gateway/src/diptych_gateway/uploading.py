@@ -1,17 +1,22 @@
 """`multipart/form-data` on its way in: small fields kept, the one file handed on as it comes."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.types import Message, Receive, Scope
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_gateway.errors import ApiError
 from diptych_gateway.file_store import ContentWriter
-from diptych_gateway.reading import ClientGone
+from diptych_gateway.reading import ClientGone, declares_more
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
+"""A client is told what is wrong with its form; a warning each would fill the log."""
 
 MAX_FIELD_BYTES = 1024
 MAX_PARTS = 16
@@ -50,7 +55,7 @@ class _Reader:
         self.done = False
         self._part = _Part()
         self._count = 0
-        self._parser = MultipartParser(
+        self._parser = _parser(
             boundary,
             {
                 "on_part_begin": self._begin,
@@ -62,15 +67,13 @@ class _Reader:
                 "on_part_end": self._end,
                 "on_end": self._all,
             },
-            max_header_count=_MAX_HEADERS,
-            max_header_size=_MAX_HEADER_BYTES,
         )
 
     def feed(self, data: bytes) -> None:
         """Take in a piece of the body. Raises `InvalidRequest`."""
         try:
             self._parser.write(data)
-        except MultipartParseError as err:
+        except FormParserError as err:
             raise _malformed(str(err)) from err
 
     def _begin(self) -> None:
@@ -133,7 +136,7 @@ async def read_form(
     """
     headers = dict(scope["headers"])
     declared = headers.get(b"content-length", b"")
-    if declared.isdigit() and int(declared) > max_bytes + _OVERHEAD_BYTES:
+    if declares_more(declared.decode("latin-1"), max_bytes + _OVERHEAD_BYTES):
         raise too_large(max_bytes)
     reader = _Reader(_boundary(headers.get(b"content-type", b"")))
     more, n_bytes = True, 0
@@ -153,6 +156,15 @@ async def read_form(
         raise _malformed("its end is missing")
     await writer.finish()
     return Form(reader.fields, reader.filename)
+
+
+def _parser(boundary: bytes, callbacks: Any) -> MultipartParser:
+    try:
+        return MultipartParser(
+            boundary, callbacks, max_header_count=_MAX_HEADERS, max_header_size=_MAX_HEADER_BYTES
+        )
+    except FormParserError as err:  # a boundary without end
+        raise _malformed(str(err)) from err
 
 
 def too_large(max_bytes: int) -> ApiError:
