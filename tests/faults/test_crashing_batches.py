@@ -160,7 +160,7 @@ async def test_a_batch_outlives_its_gateway(place: str, after: bool) -> None:
         stop = case.broker.kill_after if after else case.broker.kill_before
         cut: Cut = stop("g1", where, nth=nth)
         batch_id = await start(g2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await cut.reached.wait()
         await g1.kill()
         async with small_gateway(case.fleet, "g3", batch_in_flight=2) as g3:
@@ -175,7 +175,7 @@ async def test_two_gateways_that_both_run_a_batch_run_no_line_twice() -> None:
         expected = await undisturbed(g2)
         before = await ran(case)
         batch_id = await start(g2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await ran(case) < before + 2:
                 await asyncio.sleep(0.01)
         records = case.fleet.bus.bucket(BATCHES, BatchRecord)

@@ -64,7 +64,7 @@ def requests(case: CutFleet) -> list[Request]:
 
 async def the_request(case: CutFleet) -> Request:
     """The one that is stored, once it is."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (found := requests(case)):
             await asyncio.sleep(0.01)
     (request,) = found
@@ -78,7 +78,7 @@ async def record_of(case: CutFleet, request_id: str) -> RequestRecord | None:
 
 async def over(case: CutFleet, request_id: str) -> tuple[RequestRecord, list[int]]:
     """The closed record of a request that left nothing, and its tokens as the journal tells."""
-    record = (await nothing_is_left(case.fleet, (request_id,), timeout_s=15))[request_id]
+    record = (await nothing_is_left(case.fleet, (request_id,), timeout_s=60))[request_id]
     return record, views(case.fleet)[request_id].token_ids
 
 
@@ -98,6 +98,17 @@ async def test_request_stored_but_its_acknowledgement_lost_is_stored_once() -> N
         assert case.broker.streams[REQUESTS.name].last_seq == 6
         assert again.reached.is_set()
         await case.fleet.settled()
+
+
+async def test_a_gateway_that_fails_tells_its_clients() -> None:
+    """Where the bus is gone for good it leaves at once; streams once just broke off."""
+    async with served() as case, small_gateway(case.fleet, "g1") as g1:
+        events = g1.events(CHAT, chat(2000, stream=True))
+        assert "choices" in await anext(events)
+        failing = asyncio.create_task(g1.fail())
+        rest = [event async for event in events]
+        await failing
+        assert rest[-1]["error"]["code"] == "unavailable"
 
 
 async def test_request_stored_but_its_gateway_gives_up() -> None:
@@ -120,13 +131,13 @@ async def test_request_given_up_while_the_bus_is_away_and_stored_after_all() -> 
         assert answer.status_code == 503
         request_id = answer.headers["x-request-id"]
         case.broker.come_back()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while (record := await record_of(case, request_id)) is None:
                 await asyncio.sleep(0.01)
         assert (record.state, record.owner) == (RecordState.CANCELLING, g1.incarnation)
         late = await late_request(case, g1, request_id)
         await case.fleet.bus.store(
-            subjects.request("interactive", MODEL), late, msg_id=request_id, timeout_s=1
+            subjects.request("interactive", MODEL), late, msg_id=request_id, timeout_s=60
         )
         closed, ids = await over(case, request_id)
         assert closed.end is not None
@@ -146,7 +157,7 @@ async def test_a_mark_whose_request_never_came_expires() -> None:
         case.broker.go_away()
         request_id = (await g1.post(CHAT, chat())).headers["x-request-id"]
         case.broker.come_back()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while await record_of(case, request_id) is None:
                 await asyncio.sleep(0.01)
         store = case.broker.bucket(REQUEST_RECORDS)

@@ -53,7 +53,7 @@ async def served() -> AsyncIterator[CutFleet]:
 
 async def the_request(case: CutFleet) -> Request:
     """The one that is stored, once it is."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (found := list(messages(case.fleet, REQUESTS.name))):
             await asyncio.sleep(0.01)
     return cast(Request, decode(found[0].data, Request))
@@ -222,7 +222,7 @@ async def test_what_is_stored_after_it_was_withdrawn_does_not_run() -> None:
         before = len(await ran(case))
         late = a_request(withdrawn, gateway=g1.incarnation, created_unix_ms=10**13)
         await case.fleet.bus.store(
-            subjects.request("interactive", MODEL), late, msg_id=withdrawn, timeout_s=1
+            subjects.request("interactive", MODEL), late, msg_id=withdrawn, timeout_s=60
         )
         record = (await nothing_is_left(case.fleet, (withdrawn,)))[withdrawn]
         ids = views(case.fleet)[withdrawn].token_ids

@@ -9,14 +9,16 @@ import asyncio
 import pytest
 
 from diptych_contracts import subjects
-from diptych_contracts.fleet import Role
+from diptych_contracts.fleet import Beat, Role
 from diptych_contracts.jobs import GenerateJob, JobAccepted, PrefillJob
 from diptych_contracts.journal import End, EndReason, Fence
-from diptych_contracts.requests import RecordState
+from diptych_contracts.requests import RecordState, RequestRecord
+from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_testkit.aftermath import dead_letters, journal_of, nothing_is_left
-from diptych_testkit.builders import REQUEST
+from diptych_testkit.builders import GATEWAY, REQUEST
 from diptych_testkit.cut_fleet import (
     LONG,
+    PROMPT,
     SHORT,
     acknowledges,
     creates_record,
@@ -26,6 +28,7 @@ from diptych_testkit.cut_fleet import (
     writes,
 )
 from diptych_testkit.interruptions import Call
+from diptych_testkit.toy_engine import toy_answer
 
 pytestmark = pytest.mark.virtual_time
 FROZEN_S = 1.6
@@ -177,7 +180,7 @@ async def test_two_schedulers_adopt_and_the_loser_may_adopt_later() -> None:
 
 async def adopted(case: object, names: list[str], heirs: set[str]) -> set[str]:
     """Who owns the records, once they are all owned by one of `heirs`."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             owners = {(await case.record(name)).owner for name in names}  # type: ignore[attr-defined]
             if owners <= heirs:
@@ -229,7 +232,7 @@ async def test_a_frozen_scheduler_wakes_in_the_middle_of_a_recovery(step: str) -
         await case.fleet.client.has_tokens(REQUEST, 20)
         await case.fleet.kill(await decoding(case))
         await cut.reached.wait()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await case.record()).owner != case.fleet.incarnation("s2"):
                 await asyncio.sleep(0.02)
         await case.fleet.client.until(lambda: case.fleet.client.views[REQUEST].attempt == 2)
@@ -242,7 +245,7 @@ async def test_a_frozen_scheduler_wakes_in_the_middle_of_a_recovery(step: str) -
 
 async def decoding(case: object) -> str:
     """The name of the decode worker that the record names."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             record = await case.record()  # type: ignore[attr-defined]
             if record.assignment is not None:
@@ -373,3 +376,60 @@ async def test_a_job_of_a_frozen_scheduler_comes_when_its_attempt_is_long_over()
         await nothing_is_left(case.fleet)
         assert asyncio.get_running_loop().time() - started < 3.0
         case.fleet.thaw("s1")
+
+
+@pytest.mark.parametrize("routed", [True, False])
+async def test_a_record_that_somebody_deletes(routed: bool) -> None:
+    """It is written again: forgotten by its owner, the request had no end."""
+    async with cut_fleet() as case:
+        case.fleet.scheduler("s1")
+        if routed:
+            await case.start()
+        await case.fleet.ready()
+        await case.ask(LONG + 1200)
+        bucket = case.fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
+        if routed:
+            await case.fleet.client.has_tokens(REQUEST, 20)
+        while await bucket.get(REQUEST) is None:
+            await asyncio.sleep(0.01)
+        await bucket.delete(REQUEST)
+        while await bucket.get(REQUEST) is None:
+            await asyncio.sleep(0.1)
+        if routed:
+            await case.fleet.kill("d1")
+            await case.join("d2", Role.DECODE)
+        else:
+            await case.start()
+        await case.is_answered(LONG + 1200)
+
+
+async def test_a_record_nobody_can_read_kills_nobody() -> None:
+    """Whoever looked it up once died of it: its owner, and each worker that had the request."""
+    async with cut_fleet() as case:
+        await case.start("s1")
+        await case.ask(LONG + 1200)
+        await case.fleet.client.has_tokens(REQUEST, 20)
+        alien = Beat(member=case.fleet.incarnation("x1"), service="newer", count=1)
+        await case.fleet.bus.bucket(REQUEST_RECORDS, Beat).put(REQUEST, alien)
+        end = await case.fleet.client.ended(REQUEST)
+        assert end.reason is EndReason.LENGTH
+        assert case.fleet.client.delivered[REQUEST] == toy_answer(PROMPT, LONG + 1200)
+        await case.fleet.settled()
+        assert len(case.fleet.ledgers["s1"]) == 0
+        assert case.fleet.crashes == []
+        assert all(not life.task.done() for life in case.fleet.lives.values())
+
+
+async def test_a_journal_entry_nobody_can_read_kills_no_adopter() -> None:
+    """Readers once raised what followers skip: each scheduler that adopted died of it in turn."""
+    async with cut_fleet() as case:
+        await case.start("s1")
+        await case.join("s2")
+        await case.ask(LONG)
+        await case.fleet.client.has_tokens(REQUEST, 20)
+        alien = Beat(member=case.fleet.incarnation("x1"), service="newer", count=1)
+        await case.fleet.bus.store(subjects.token(GATEWAY), alien, msg_id="alien", timeout_s=1.0)
+        await case.fleet.kill("s1")
+        record = await case.is_answered(LONG)
+        assert record.owner == case.fleet.incarnation("s2")
+        assert case.fleet.crashes == []

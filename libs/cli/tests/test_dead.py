@@ -83,7 +83,7 @@ class Stack:
             self.store(subject, entry, subject)
 
     def store(self, subject: str, message: Message, msg_id: str) -> None:
-        self.on_bus(lambda bus: bus.store(subject, message, msg_id=msg_id, timeout_s=1))
+        self.on_bus(lambda bus: bus.store(subject, message, msg_id=msg_id, timeout_s=60))
 
     def requests(self) -> list[Request]:
         async def work(bus: MemoryBus) -> list[Request]:
@@ -329,12 +329,12 @@ def test_retry_wants_names_or_all(
 async def test_the_newest_retry_counts() -> None:
     bus = MemoryBroker().connect("test")
     subject = subjects.dead_request(ID)
-    await bus.store(subject, a_dead(), msg_id="1", timeout_s=1)
+    await bus.store(subject, a_dead(), msg_id="1", timeout_s=60)
     for number in (2, 3):
         told = DeadRetried(
             request_id=ID, retried_as=RequestId(f"r{number}"), retried_unix_ms=number
         )
-        await bus.store(subject, told, msg_id=f"{number}", timeout_s=1)
+        await bus.store(subject, told, msg_id=f"{number}", timeout_s=60)
     grave = pick(await graves(bus), f"resp_{ID}")
     assert [r.retried_as for r in grave.retries] == ["r2", "r3"]
     assert dead.facts(grave)["retried_as"] == "resp_r3"

@@ -547,3 +547,59 @@ def test_models_with_a_sliding_window_keep_no_prefixes(bare, card, monkeypatch) 
     engine = LlamaCppEngine(weights(), card, SETTINGS)
     assert engine.spec.prefix_sequences == 0
     engine.close()
+
+
+EMBEDDED = ("The cat sat on the mat.", "A kitten was sitting on a rug.", "Revenue grew.", TEXT)
+
+
+def vector_of(engine: LlamaCppEngine, ids: Sequence[int]) -> np.ndarray:
+    embedder = engine.embedder
+    assert embedder is not None
+    embedder.begin()
+    for at in range(0, len(ids), embedder.chunk_tokens):
+        embedder.feed(ids[at : at + embedder.chunk_tokens])
+    return embedder.vector()
+
+
+def test_a_texts_vector_is_what_llama_cpp_pools_itself(
+    bare: LlamaCppEngine, codec: TextCodec
+) -> None:
+    """Another way there: one context of llama.cpp's own mean pooling, the whole text in a batch."""
+    model = bare._model
+    lib, ffi = model.lib, model.ffi
+    ffi.cdef("float *llama_get_embeddings_seq(void *context, int32_t seq);", override=True)
+    params = lib.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 512
+    params.embeddings, params.pooling_type = True, 1
+    context = lib.llama_init_from_model(model.weights, params)
+    for text in EMBEDDED:
+        ids = codec.encode(text)
+        assert bare.embedder is not None
+        lib.llama_memory_clear(lib.llama_get_memory(context), True)
+        tokens = ffi.new("int32_t[]", list(ids))
+        assert lib.llama_decode(context, lib.llama_batch_get_one(tokens, len(ids))) == 0
+        row = lib.llama_get_embeddings_seq(context, 0)
+        pooled = np.frombuffer(ffi.buffer(row, bare.embedder.size * 4), np.float32).copy()
+        pooled /= np.linalg.norm(pooled)
+        assert vector_of(bare, ids) @ pooled == pytest.approx(1, abs=2e-4)
+    lib.llama_free(context)
+
+
+def test_embedding_leaves_generation_and_other_texts_as_they_are(
+    bare: LlamaCppEngine, codec: TextCodec
+) -> None:
+    ids = [codec.encode(text) for text in EMBEDDED]
+    first = [vector_of(bare, text) for text in ids]
+    bare.step([StepInput(seq=0, position=0, token_ids=ids[3][:40], want_logits=False)])
+    (alone,) = bare.step([StepInput(seq=0, position=40, token_ids=[5], want_logits=True)])
+    assert alone is not None
+    kept = alone.copy()
+    bare.drop(0)
+    bare.step([StepInput(seq=0, position=0, token_ids=ids[3][:40], want_logits=False)])
+    again = [vector_of(bare, text) for text in reversed(ids)][::-1]
+    (beside,) = bare.step([StepInput(seq=0, position=40, token_ids=[5], want_logits=True)])
+    bare.drop(0)
+    assert np.array_equal(first, again)
+    assert np.array_equal(kept, beside)
+    cat, kitten, revenue, _ = first
+    assert cat @ kitten > cat @ revenue

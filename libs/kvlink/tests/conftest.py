@@ -137,8 +137,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> LinkSettings:
-    return LinkSettings(directory=tmp_path, stall_s=0.4)
+def stall_s() -> float:
+    """How patient links are; a test of a stall overrides it."""
+    return 60.0
+
+
+@pytest.fixture
+def settings(tmp_path: Path, stall_s: float) -> LinkSettings:
+    return LinkSettings(directory=tmp_path, stall_s=stall_s)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def written(reader: Any, request: str = "r1", *, tokens: int = 10, now_s: float 
 
 
 def until(look: Callable[[], Any]) -> Any:
-    give_up_s = time.monotonic() + 5
+    give_up_s = time.monotonic() + 60
     while not (found := look()):
         assert time.monotonic() < give_up_s
         time.sleep(0.01)

@@ -33,7 +33,7 @@ WRITER_PROGRAM = textwrap.dedent(
     from diptych_kvlink.tcp_wire import pack_batch
     from diptych_kvlink.writer_links import WriterLinks
 
-    settings = LinkSettings(directory=pathlib.Path(sys.argv[2]), stall_s=0.4)
+    settings = LinkSettings(directory=pathlib.Path(sys.argv[2]), stall_s=60)
     links = WriterLinks(sys.argv[1], settings=settings)
     SALT = int(sys.argv[3])
     print("ready", flush=True)
@@ -164,7 +164,7 @@ def test_a_frozen_writer_keeps_its_slots_in_quarantine_and_a_killed_one_does_not
     assert reader.incoming.slots_quarantined == 3
 
     writer.kill()
-    writer.wait(timeout=10)
+    writer.wait(timeout=60)
     reader.incoming.sweep(4.0)
     assert reader.incoming.slots_used == 0
 
@@ -177,13 +177,14 @@ def test_a_writer_that_leaves_properly_is_seen_to_be_gone(
     assert writer.stdin is not None
 
     writer.stdin.close()
-    writer.wait(timeout=10)
+    writer.wait(timeout=60)
 
     assert reader.incoming.sweep(1.0) == [ticket.transfer_id]
     assert reader.incoming.slots_used == 0
 
 
 @pytest.mark.parametrize("kind", ["tcp"])
+@pytest.mark.parametrize("stall_s", [0.4])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_tcp_writer_killed_or_frozen_in_mid_block_frees_its_slots_and_harms_nobody(
     reader: Any, writer: subprocess.Popen[str], end: signal.Signals
@@ -196,7 +197,7 @@ def test_a_tcp_writer_killed_or_frozen_in_mid_block_frees_its_slots_and_harms_no
     ended: set[str] = set()
     while ended != {ticket.transfer_id, other.transfer_id}:
         ended |= set(reader.incoming.sweep(1.0))
-        assert time.monotonic() - began_s < 5, ended
+        assert time.monotonic() - began_s < 60, ended
     assert reader.incoming.slots_used == 0
     again = reader.reserve("r3", tokens=10, prefill_worker=Incarnation("prefill-worker-b2"))
     reader.writer = Incarnation("prefill-worker-b2")
@@ -234,7 +235,7 @@ def test_a_tcp_reader_killed_or_frozen_fails_the_transfer_in_time(
 
 
 def send_for_ever(link: TcpWriter, blocks: list[tuple[SlotRef, memoryview]]) -> None:
-    give_up_s = time.monotonic() + 10
+    give_up_s = time.monotonic() + 60
     while time.monotonic() < give_up_s:
         link.send(blocks)
         link.confirm()

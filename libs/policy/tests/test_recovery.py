@@ -376,10 +376,33 @@ def test_another_owner_or_a_closed_record_makes_the_ledger_forget(running: Case)
     assert running.ledger.peers() == set()
 
 
-def test_a_closed_or_deleted_record_is_forgotten(case: Case) -> None:
-    case.accept()
-    case.tell(RecordGone(REQUEST))
-    assert len(case.ledger) == 0
+def test_a_deleted_record_is_written_again(running: Case) -> None:
+    """Forgotten, the request had no end, and nobody had it run elsewhere if its worker died."""
+    running.tell(RecordGone(REQUEST))
+    assert none(SaveRecord, running.wait(1.0))
+    saved = only(SaveRecord, running.wait(1.1)).record
+    assert (saved.state, saved.owner) == (RecordState.ROUTED, ME)
+    assert none(SaveRecord, running.wait(3.0))
+
+
+def test_a_deleted_record_is_not_written_again_once_the_journal_tells_the_end(
+    running: Case,
+) -> None:
+    running.tell(RecordGone(REQUEST))
+    running.hear(End(request_id=REQUEST, attempt=1, reason=EndReason.STOP))
+    assert none(SaveRecord, running.wait(3.0))
+    assert len(running.ledger) == 0
+
+
+def test_a_fence_that_is_not_heard_is_published_again(running: Case) -> None:
+    """Purged before it was read, it once kept its request waiting until the total deadline."""
+    attempt = only(PublishFence, running.tell(MemberWasLost(D1))).fence.attempt
+    assert none(PublishFence, running.wait(1.0))
+    assert only(PublishFence, running.wait(1.1)).fence.attempt == attempt
+    assert only(PublishFence, running.wait(2.1)).fence.attempt == attempt
+
+
+def test_a_closed_record_is_forgotten(case: Case) -> None:
     case.accept()
     closed = RequestRecord(request_id=REQUEST, owner=ME, gateway=GATEWAY, state=RecordState.CLOSED)
     case.tell(RecordSeen(closed))

@@ -89,7 +89,7 @@ def test_a_collector_that_is_away_does_not_hold_up_the_exit() -> None:
         pass
     began_s = time.monotonic()
     shutdown()
-    assert time.monotonic() - began_s < 8
+    assert time.monotonic() - began_s < 30
 
 
 @pytest.mark.parametrize("given", ["http://c:4318", "http://c:4318/", "http://c:4318/v1/traces"])

@@ -1,6 +1,5 @@
 import threading
 import time
-from itertools import pairwise
 
 import msgspec
 import pytest
@@ -149,14 +148,12 @@ def test_other_threads_run_while_a_long_text_is_tokenized(codec: TextCodec) -> N
     looking = threading.Thread(target=look)
     looking.start()
     begun.wait()
-    began_s = time.monotonic()
+    before = len(seen)
     codec.encode("the quick brown fox jumps " * 20_000)
-    ended_s = time.monotonic()
+    after = len(seen)
     ended.set()
     looking.join()
-    within = [at_s for at_s in seen if began_s < at_s < ended_s]
-    longest_s = max(b - a for a, b in pairwise([began_s, *within, ended_s]))
-    assert longest_s < (ended_s - began_s) / 2
+    assert after - before > 3, "it let go between two parts"
 
 
 def test_a_tokenizer_that_makes_the_library_panic_is_named_too() -> None:

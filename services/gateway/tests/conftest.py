@@ -29,10 +29,13 @@ from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
 from diptych_testkit.open_responses import check_conformity
 from diptych_testkit.tiny_gguf import CONTEXT_TOKENS, tiny_card
+from diptych_testkit.virtual_time import VirtualLoop
 from diptych_text.codec import TextCodec
 
 WORKER = Incarnation("decode-worker-00000000aaaa")
 GATEWAY = Incarnation("gateway-00000000bbbb")
+HANGS_S = 60.0
+"""What takes longer never comes, however busy the machine."""
 REPORT = Report(
     mode="remote",
     prefill_worker="prefill-worker-1",
@@ -51,6 +54,8 @@ LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Any]:
+    if item.get_closest_marker("virtual_time") is not None:
+        return {"virtual": VirtualLoop}
     both = item.path.stem == "test_gateway_connections"
     return LOOPS if both else {"asyncio": LOOPS["asyncio"]}
 
@@ -196,10 +201,19 @@ class Stack:
     async def until(self, condition: Callable[[], Any]) -> Any:
         return await until(condition)
 
+    def pass_time(self, seconds: float) -> None:
+        """Let answers, and the clients they wait for, be this much older."""
+        self.gateway.in_flight.tick(seconds, connected=True)
+
+    async def cancelled_or_not(self, request: Request) -> RequestRecord | None:
+        """The record of `request` once nothing is on its way that would still change it."""
+        assert await self.gateway.records.settled(HANGS_S)
+        return await self.fleet.record(request)
+
 
 async def until(condition: Callable[[], Any]) -> Any:
     """Wait until `condition`, plain or awaitable, holds; gives its value."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANGS_S):
         while True:
             found = condition()
             if asyncio.iscoroutine(found):
@@ -240,7 +254,7 @@ async def another_gateway(
             life = tasks.create_task(gateway.run())
             await until(lambda: member.vitals.readiness.ready and gateway.server.started)
             url = f"http://127.0.0.1:{gateway.server.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=HANGS_S) as client:
                 yield client
             member.stopping.set()
             await life
@@ -268,7 +282,7 @@ async def running(
             life = tasks.create_task(gateway.run())
             await until(lambda: member.vitals.readiness.ready and gateway.server.started)
             url = f"http://127.0.0.1:{gateway.server.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+            async with httpx.AsyncClient(base_url=url, timeout=HANGS_S) as client:
                 yield Stack(gateway, member, fleet, client, f"{url}/v1", broker)
             member.stopping.set()
             await life

@@ -18,6 +18,8 @@ from diptych_contracts.streams import MAX_RESPONSE_BYTES, RESPONSE_PARTS
 from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
 
+pytestmark = pytest.mark.virtual_time
+
 RID = RequestId("a" * 32)
 STORED = StoredResponse(
     request_id=RID,

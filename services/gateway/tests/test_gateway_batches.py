@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from diptych_bus.memory import MemoryBus
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import PriorityClass
 from diptych_contracts.streams import BATCH_RESULTS, FILE_PARTS
@@ -51,7 +52,7 @@ async def start(stack: Any, data: bytes, **changes: Any) -> dict[str, Any]:
 
 async def over(stack: Any, batch_id: str, *states: str, client: Any = None) -> dict[str, Any]:
     wanted = states or ("completed", "failed", "expired", "cancelled")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             answer = await (client or stack.client).get(f"/v1/batches/{batch_id}")
             if answer.json()["status"] in wanted:
@@ -223,13 +224,20 @@ async def test_a_cancelled_batch_keeps_what_is_done(run_stack: Any) -> None:
         assert again.json()["status"] == "cancelled"
 
 
-async def test_a_batch_expires_with_what_is_done(run_stack: Any) -> None:
+async def test_a_batch_expires_with_what_is_done(
+    run_stack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later_ms, unix_ms = 0, MemoryBus.unix_ms
+    monkeypatch.setattr(MemoryBus, "unix_ms", lambda bus: unix_ms(bus) + later_ms)
+
     async def script(fleet: Any, request: Any) -> None:
         if fleet.requests.index(request) == 0:
             fleet.say(request, fleet.ids("fine"), end=EndReason.STOP)
 
-    async with run_stack(script, batch_in_flight=1, batch_window_s=1.5) as stack:
+    async with run_stack(script, batch_in_flight=1) as stack:
         made = await start(stack, jsonl(line(1), line(2), line(3)))
+        await stack.until(lambda: len(stack.fleet.requests) == 2)
+        later_ms = 24 * 3600 * 1000
         done = await over(stack, made["id"])
         assert done["status"] == "expired"
         assert done["request_counts"] == {"total": 3, "completed": 1, "failed": 2}

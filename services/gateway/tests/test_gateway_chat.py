@@ -250,15 +250,21 @@ async def test_a_request_nobody_speaks_of_ends_by_itself(run_stack: Any) -> None
     async def script(fleet: Any, request: Any) -> None:
         pass
 
-    async with run_stack(script, first_token_s=(0.1,), silence_grace_s=0.1) as stack:
-        response = await stack.chat()
+    async with run_stack(script) as stack:
+        asking = asyncio.create_task(stack.chat())
+        await stack.until(lambda: stack.fleet.requests)
+        stack.pass_time(66)
+        stack.pass_time(3)
+        response = await asking
         assert response.status_code == 504
         assert response.json()["error"]["code"] == "expired"
-        record = await stack.fleet.record(stack.fleet.requests[0])
+        record = await stack.cancelled_or_not(stack.fleet.requests[0])
         assert record.state is RecordState.CANCELLING
 
 
 async def test_an_expired_request_ends_in_the_journal(run_stack: Any) -> None:
+    routed = asyncio.Event()
+
     async def script(fleet: Any, request: Any) -> None:
         record = RequestRecord(
             request_id=request.request_id,
@@ -267,11 +273,15 @@ async def test_an_expired_request_ends_in_the_journal(run_stack: Any) -> None:
             state=RecordState.ROUTED,
         )
         await fleet.bus.bucket(REQUEST_RECORDS, RequestRecord).create(request.request_id, record)
+        routed.set()
 
-    async with run_stack(script, first_token_s=(0.1,), silence_grace_s=0.1) as stack:
-        response = await stack.chat()
+    async with run_stack(script) as stack:
+        asking = asyncio.create_task(stack.chat())
+        await routed.wait()
+        stack.pass_time(66)
+        response = await asking
         assert response.status_code == 504
-        record = await stack.fleet.record(stack.fleet.requests[0])
+        record = await stack.cancelled_or_not(stack.fleet.requests[0])
         assert record.state is RecordState.ENDING
         journal = [i.entry async for i in stack.fleet.bus.read(record.gateway, after_seq=0)]
         assert journal == [record.end]

@@ -28,7 +28,7 @@ class Raw:
         self.writer = writer
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             status = 100
             while status == 100:
                 head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
@@ -41,7 +41,7 @@ class Raw:
             return status, headers, body
 
     async def rest(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await self.reader.read()
 
 

@@ -27,7 +27,7 @@ async def end(bus: MemoryBus, number: int, tenant: str = "acme") -> None:
         answer_tokens=4,
     )
     subject = subjects.event("request_ended")
-    await bus.store(subject, event, msg_id=f"{request_id}.end", timeout_s=1)
+    await bus.store(subject, event, msg_id=f"{request_id}.end", timeout_s=60)
 
 
 async def day_of(bus: Any, tenant: str) -> UsageDay:

@@ -19,6 +19,8 @@ from diptych_contracts.wire import encode
 from diptych_gateway.models import Models
 from diptych_testkit.tiny_gguf import tiny_card
 
+pytestmark = pytest.mark.virtual_time
+
 NAME = "org/tiny.v1"
 CARD = tiny_card(model=NAME)
 LAYOUT = KvLayout(layout_id="x", engine_build="x", block_tokens=64, slot_bytes=1, dtype="f16")
@@ -67,7 +69,7 @@ async def models(bus: Any) -> AsyncIterator[Models]:
 
 
 async def served(models: Models, context_tokens: int = CARD.context_tokens) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while [card.context_tokens for card in models] != [context_tokens]:
             await asyncio.sleep(0.01)
 

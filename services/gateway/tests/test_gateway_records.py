@@ -17,6 +17,8 @@ from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_gateway.records import Records
 
+pytestmark = pytest.mark.virtual_time
+
 GATEWAY = Incarnation("gateway-1")
 RID = RequestId("a" * 32)
 REQUEST = Request(
@@ -144,3 +146,43 @@ async def test_marks_wait_for_the_bus_to_come_back(bus: Any) -> None:
         records.cancel(REQUEST, "why")
         assert await records.settled(2)
     assert (await kept(bus)).state is RecordState.CANCELLING
+
+
+class Slow:
+    """A bus whose calls to the bucket wait to be let through; counts those that wait."""
+
+    def __init__(self, bus: Any) -> None:
+        self.bus = bus
+        self.through = asyncio.Event()
+        self.waiting = 0
+
+    def bucket(self, spec: Any, kind: Any) -> Any:
+        self.inner = self.bus.bucket(spec, kind)
+        return self
+
+    async def get(self, key: str) -> Any:
+        self.waiting += 1
+        await self.through.wait()
+        return await self.inner.get(key)
+
+    async def create(self, *args: Any, **named: Any) -> Any:
+        return await self.inner.create(*args, **named)
+
+
+async def test_the_marks_of_a_crowd_are_made_side_by_side_each_once(bus: Any) -> None:
+    """The mark of one client that leaves does not wait for those of all who left before it."""
+    slow = Slow(bus)
+    requests = [
+        msgspec.structs.replace(REQUEST, request_id=RequestId(f"{n:032x}")) for n in range(100)
+    ]
+    async with writer(slow) as records:
+        for request in requests:
+            records.cancel(request, "left")
+            records.cancel(request, "left again")
+        await asyncio.sleep(0.05)
+        assert 16 <= slow.waiting < 100
+        slow.through.set()
+        assert await records.settled(5)
+    assert slow.waiting == 100
+    values = bus._broker.bucket(REQUEST_RECORDS).values
+    assert {request.request_id for request in requests} <= values.keys()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -63,6 +64,26 @@ async def first_half(stack: Any, until_number: int) -> tuple[str, list[int], str
                 if event["sequence_number"] == until_number:
                     break
     return f"/v1/responses/resp_{response.headers['x-request-id']}", seen, text
+
+
+def attendances(stack: Any) -> Callable[[], Awaitable[None]]:
+    """What waits until the first gateway has been told once more of readers elsewhere."""
+    heard = asyncio.Event()
+    keeper = stack.gateway.in_flight.keeper
+    read_elsewhere = keeper.read_elsewhere
+
+    def hear(request_ids: Any) -> None:
+        read_elsewhere(request_ids)
+        heard.set()
+
+    async def once_more() -> None:
+        await stack.until(lambda: len(stack.gateway.in_flight) == 0)
+        heard.clear()
+        async with asyncio.timeout(60):
+            await heard.wait()
+
+    keeper.read_elsewhere = hear
+    return once_more
 
 
 async def test_another_gateway_goes_on_where_the_first_was_killed(run_stack: Any) -> None:
@@ -131,11 +152,14 @@ async def test_a_reader_elsewhere_keeps_its_gateway_from_cancelling(
 ) -> None:
     monkeypatch.setattr(resuming, "ATTEND_S", 0.1)
     story = Story()
-    async with run_stack(story, resume_grace_s=0.8) as stack, stack.another(OTHER) as client:
+    async with run_stack(story, resume_grace_s=90.0) as stack, stack.another(OTHER) as client:
+        told = attendances(stack)
         path, _, _ = await first_half(stack, 6)
         coming = asyncio.create_task(stack.read(path, after=6, client=client))
-        await asyncio.sleep(2.0)
-        assert await stack.fleet.record(stack.fleet.requests[0]) is None
+        for _ in range(3):
+            await told()
+            stack.pass_time(40)
+        assert await stack.cancelled_or_not(stack.fleet.requests[0]) is None
         story.going_on.set()
         assert TEXT.endswith(joined(await coming))
 
@@ -144,15 +168,23 @@ async def test_a_reader_elsewhere_that_leaves_lets_the_grace_run_out(
     run_stack: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resuming, "ATTEND_S", 0.1)
-    async with run_stack(Story(), resume_grace_s=0.8) as stack, stack.another(OTHER) as client:
+    async with run_stack(Story(), resume_grace_s=90.0) as stack, stack.another(OTHER) as client:
+        told = attendances(stack)
         path, _, _ = await first_half(stack, 6)
         request = stack.fleet.requests[0]
         async with client.stream("GET", path, params={"stream": "true"}) as response:
             lines = response.aiter_lines()
             await anext(lines)
-            await asyncio.sleep(1.2)
-            assert await stack.fleet.record(request) is None
-        record = await stack.until(lambda: stack.fleet.record(request))
+            for _ in range(3):
+                await told()
+                stack.pass_time(40)
+            assert await stack.cancelled_or_not(request) is None
+
+        async def given_up() -> Any:
+            stack.pass_time(5)
+            return await stack.fleet.record(request)
+
+        record = await stack.until(given_up)
         assert record.state is RecordState.CANCELLING
 
 
@@ -271,7 +303,7 @@ async def test_a_record_says_exactly_where_its_answer_begins(run_stack: Any) -> 
     """Older entries of others may be gone: that is no hole in this answer."""
     story = Story()
     async with run_stack(story) as stack:
-        await stack.fleet.bus.record(Incarnation("elsewhere"), AN_ENTRY, timeout_s=1)
+        await stack.fleet.bus.record(Incarnation("elsewhere"), AN_ENTRY, timeout_s=60)
         path, _, _ = await first_half(stack, 6)
         request = stack.fleet.requests[0]
         running = RequestRecord(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import websockets
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.frames import Frame, Opcode
 
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState
@@ -46,7 +47,7 @@ class Socket:
         await self.send(type="response.create", **body)
 
     async def next(self) -> dict[str, Any]:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             frame = await self.connection.recv()
         assert isinstance(frame, str)
         event: dict[str, Any] = json.loads(frame)
@@ -350,13 +351,24 @@ async def test_a_response_of_a_socket_can_be_resumed_over_http(run_stack: Any) -
         assert [e["sequence_number"] for _, e in rest[:-1]] == list(range(5, 10))
 
 
+LIFE_S = 1234.0
+
+
 async def test_an_old_connection_takes_no_more_turns_and_closes_when_the_last_is_over(
-    run_stack: Any, conforms: Any
+    run_stack: Any, conforms: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
-    async with run_stack(gate, socket_life_s=0.3) as stack, opened(stack) as socket:
+    old, sleep = asyncio.Event(), asyncio.sleep
+
+    async def sleeping(delay_s: float, *more: Any) -> Any:
+        return await (old.wait() if delay_s == LIFE_S else sleep(delay_s, *more))
+
+    monkeypatch.setattr(asyncio, "sleep", sleeping)
+    async with run_stack(gate, socket_life_s=LIFE_S) as stack, opened(stack) as socket:
         await socket.create()
-        events = [await socket.next() for _ in range(6)]
+        events = [await socket.next() for _ in range(5)]
+        old.set()
+        events.append(await socket.next())
         conforms(events[-1])
         assert error_of(events[-1]) == (400, "websocket_connection_limit_reached")
         await socket.create()
@@ -429,9 +441,18 @@ async def test_a_bad_header_is_refused_before_the_upgrade(stack: Any) -> None:
 
 
 async def test_pings_go_both_ways(run_stack: Any, hello: Any) -> None:
-    async with run_stack(hello, socket_ping_s=0.05) as stack, opened(stack) as socket:
-        await asyncio.sleep(0.3)
-        async with asyncio.timeout(2):
+    pinged = asyncio.Event()
+    async with run_stack(hello, socket_ping_s=1.0) as stack, opened(stack) as socket:
+        answer = socket.connection.protocol.recv_frame
+
+        def hear(frame: Frame) -> None:
+            if frame.opcode is Opcode.PING:
+                pinged.set()
+            answer(frame)
+
+        socket.connection.protocol.recv_frame = hear  # type: ignore[method-assign]
+        async with asyncio.timeout(60):
+            await pinged.wait()
             await (await socket.connection.ping())
         await socket.create()
         assert (await socket.turn())[-1]["type"] == "response.completed"

@@ -71,7 +71,7 @@ async def test_what_fills_a_message_by_itself_is_kept_without_its_prompt(bus: Me
 async def test_a_letter_that_fills_a_message_keeps_its_beginning(bus: MemoryBus) -> None:
     subject = subjects.request("batch", "m")
     whole = DeadLetter(subject="s", reason="r", payload=b"x" * (MAX_MESSAGE_BYTES - 120))
-    done = await bus.store(subject, whole, msg_id="x", timeout_s=1)
+    done = await bus.store(subject, whole, msg_id="x", timeout_s=60)
     delivery = await bus.stored(REQUESTS.name, done.seq)
     assert delivery is not None
     await bury_letter(bus, REQUESTS.name, done.seq, delivery, "expected a Request")

@@ -67,3 +67,16 @@ async def test_a_worker_that_does_not_answer_is_left_alone(bus: MemoryBus) -> No
         await Worker(bus).announce(2, 1)
         cached.stop()
     assert index.overlap_blocks(W, (1,)) == 0
+
+
+async def test_who_is_heard_after_the_end_is_not_asked(bus: MemoryBus) -> None:
+    worker = Worker(bus)
+    await bus.serve(subjects.control(W), worker.answer)
+    async with asyncio.TaskGroup() as tasks:
+        cached = CachedBlocks(bus, PrefixIndex(), tasks, ME)
+        await cached.listen()
+        cached.stop()
+    await worker.announce(2, 1)
+    cached.registered(Incarnation("another"))
+    assert worker.asked == 0
+    assert not bus.closed.done(), "no bug of a handler ended it"

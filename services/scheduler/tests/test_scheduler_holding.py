@@ -51,7 +51,7 @@ async def an_intake(*, holding: bool) -> AsyncIterator[Desk]:
     for number in range(3):
         request = a_request(f"r{number}")
         await bus.store(
-            subjects.request("interactive", MODEL), request, msg_id=f"r{number}", timeout_s=1
+            subjects.request("interactive", MODEL), request, msg_id=f"r{number}", timeout_s=60
         )
     yield desk
     for task in tasks:

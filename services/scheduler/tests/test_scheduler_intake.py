@@ -25,7 +25,7 @@ from diptych_testkit.small_fleet import SmallFleet, small_fleet
 
 async def recorded(fleet: SmallFleet, request_id: str = REQUEST) -> RequestRecord:
     records = fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (kept := await records.get(request_id)) is None:
             await asyncio.sleep(0.01)
     return kept.value
@@ -48,7 +48,7 @@ async def all_dead(fleet: SmallFleet) -> list[DeadEntry]:
 
 
 async def the_dead(fleet: SmallFleet) -> DeadEntry:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not (entries := await all_dead(fleet)):
             await asyncio.sleep(0.01)
     (entry,) = entries
@@ -63,7 +63,7 @@ async def test_what_is_no_request_is_buried_with_the_reason() -> None:
     async with small_fleet() as fleet:
         fleet.scheduler()
         await fleet.ready()
-        await fleet.bus.store(SUBJECT, NONSENSE, msg_id="x", timeout_s=1)
+        await fleet.bus.store(SUBJECT, NONSENSE, msg_id="x", timeout_s=60)
         letter = await the_dead(fleet)
         assert isinstance(letter, DeadLetter)
         assert (letter.subject, letter.payload) == (SUBJECT, encode(NONSENSE))
@@ -79,7 +79,7 @@ async def test_whoever_sent_what_is_no_request_is_told() -> None:
         await fleet.ready()
         fleet.client.expect(REQUEST)
         headers = {GATEWAY_HEADER: GATEWAY}
-        await fleet.bus.store(SUBJECT, NONSENSE, msg_id=REQUEST, timeout_s=1, headers=headers)
+        await fleet.bus.store(SUBJECT, NONSENSE, msg_id=REQUEST, timeout_s=60, headers=headers)
         end = await fleet.client.ended(REQUEST)
         assert (end.reason, end.cause) == (EndReason.FAILED, Cause.UNREADABLE)
         assert "cannot read the stored request: expected a Request" in end.detail
@@ -93,7 +93,7 @@ async def test_whoever_sent_what_is_no_request_is_told() -> None:
 async def test_a_dead_owners_request_that_cannot_be_read_is_closed() -> None:
     """Its bytes once ended every scheduler that adopted it, one after another."""
     async with small_fleet() as fleet:
-        done = await fleet.bus.store(SUBJECT, NONSENSE, msg_id="x", timeout_s=1)
+        done = await fleet.bus.store(SUBJECT, NONSENSE, msg_id="x", timeout_s=60)
         orphan = RequestRecord(
             request_id=REQUEST,
             owner=Incarnation("scheduler-gone"),
@@ -126,7 +126,7 @@ async def handed_out(fleet: SmallFleet, times: int) -> None:
     quick = dataclasses.replace(SCHEDULERS, ack_wait_s=0.05)
     await bus.pull(quick, taker.take, paused=lambda: len(taker.seen) >= times)
     await fleet.client.send(a_request())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(taker.seen) < times:
             await asyncio.sleep(0.01)
     await bus.kill()
@@ -156,7 +156,7 @@ async def test_what_is_delivered_no_more_gets_a_record_and_an_end() -> None:
     """A scheduler that dies on the last delivery leaves nobody who would know."""
     async with small_fleet() as fleet:
         await handed_out(fleet, SCHEDULERS.max_deliver)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while await fleet.bus.stored(UNDELIVERED.name, 1) is None:
                 await asyncio.sleep(0.01)
         fleet.scheduler("s1")

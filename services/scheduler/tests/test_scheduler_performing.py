@@ -89,7 +89,7 @@ async def a_desk() -> AsyncIterator[Desk]:
         bus = MemoryBroker().connect("s1")
         desk = Desk(bus, tasks)
         subject = subjects.request("interactive", MODEL)
-        await bus.store(subject, a_request(), msg_id=REQUEST, timeout_s=1)
+        await bus.store(subject, a_request(), msg_id=REQUEST, timeout_s=60)
         yield desk
         await bus.close()
 

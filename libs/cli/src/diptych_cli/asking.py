@@ -90,7 +90,7 @@ class Server:
         try:
             answer = self._sent(connection, method, root + path, body, headers)
             if answer.status != http.client.OK:
-                raise CliError(_refusal(answer.status, answer.read()))
+                raise CliError(_refusal(answer.status, answer.read()) + self._advice(answer.status))
             yield answer
         finally:
             connection.close()
@@ -114,6 +114,12 @@ class Server:
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as err:
             raise CliError(f"{self.base_url} does not answer: {_reason(err)}") from err
+
+    def _advice(self, status: int) -> str:
+        """Where a key goes, for who has given none."""
+        if status != http.client.UNAUTHORIZED or self.api_key:
+            return ""
+        return "; put it into DIPTYCH_API_KEY (with --url: OPENAI_API_KEY)"
 
     def _connection(self) -> tuple[http.client.HTTPConnection, str]:
         try:

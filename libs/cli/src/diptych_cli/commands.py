@@ -225,7 +225,9 @@ def _add_models(commands: Any) -> None:
     listing = verbs.add_parser("list", help="what is known, and what is here")
     listing.set_defaults(run=lambda _: need("diptych_cli.models").show())
     pulling = verbs.add_parser("pull", help="fetch and verify")
-    pulling.add_argument("name", nargs="?", default=catalogue.DEFAULT)
+    pulling.add_argument(
+        "name", nargs="?", default=catalogue.DEFAULT, help=f"or OWNER/REPO ({catalogue.DEFAULT})"
+    )
     pulling.set_defaults(run=lambda options: need("diptych_cli.models").pull(options.name))
 
 

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import shutil
+from pathlib import Path
 
 from diptych_cli import stack
 
@@ -21,7 +23,7 @@ def text(plan: stack.Plan, took_s: float) -> str:
             "",
             f"  {curl(plan)}",
             "",
-            "In another terminal: diptych chat, diptych top, diptych scale decode 2; or a decode",
+            f"In another terminal: {command()} chat (or top, or scale decode 2); or a decode",
             "worker of your own (kill one: the answer goes on):",
             "",
             f"  {another_worker(plan)}",
@@ -30,6 +32,14 @@ def text(plan: stack.Plan, took_s: float) -> str:
             "",
         )
     )
+
+
+def command() -> str:
+    """How `diptych` is typed here: by its path, unless the shell finds this very one."""
+    beside = Path(stack.python()).parent / "diptych"
+    found = shutil.which("diptych")
+    known = found is not None and Path(found).absolute() == beside.absolute()
+    return "diptych" if known or not beside.exists() else shlex.quote(str(beside))
 
 
 def curl(plan: stack.Plan) -> str:

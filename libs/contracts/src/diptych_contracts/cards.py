@@ -51,3 +51,7 @@ class ModelCard(Message, frozen=True, kw_only=True, tag="model_card.1"):
     """How it marks its reasoning, likewise."""
     grammars: bool = False
     """Whether its engine obeys `Sampling.grammar`."""
+    embedding_size: int = 0
+    """Numbers in the vector of a text; 0: its engine gives none."""
+    embedding_tokens: int = 0
+    """Longest text it makes a vector of."""

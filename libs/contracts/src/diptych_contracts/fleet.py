@@ -70,6 +70,8 @@ class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load.1"):
     """Prompt tokens still to be prefilled."""
     kv_tokens_used: int = 0
     """KV cells held or promised."""
+    embedding_tokens: int = 0
+    """Tokens of texts that wait for their vectors."""
     transfer_slots_used: int = 0
     power_w: float = 0.0
     cap_w: float = 0.0

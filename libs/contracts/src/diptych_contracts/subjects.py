@@ -87,6 +87,11 @@ def kv(worker: Incarnation, verb: str) -> str:
     return f"kv.{worker}.{verb}"
 
 
+def embed(worker: Incarnation, verb: str) -> str:
+    """Embedding by one worker: `job` (request and typed answer), `cancel`."""
+    return f"embed.{worker}.{verb}"
+
+
 def beat(member: Incarnation) -> str:
     """One process's sign of life, every 100 ms."""
     return f"beat.{member}"

@@ -7,6 +7,7 @@ KV (TensorRT-LLM, Triton, vLLM, SGLang) implement `Engine` directly.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -170,6 +171,10 @@ class EngineSpec:
     """Sequence ids from `max_sequences` on that may hold cached prefixes; 0: no prefix reuse."""
     prefix_tokens: int = 0
     """Most KV cells that cached prefixes may hold."""
+    embedding_size: int = 0
+    """Numbers in the vector of a text; 0: it gives none."""
+    embedding_tokens: int = 0
+    """Longest text it makes a vector of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +216,17 @@ class Engine(Protocol):
         """How full it is now."""
         ...
 
+    def embed(self, texts: Sequence[Sequence[int]]) -> "Future[NDArray[np.float32]]":
+        """Vectors `[texts, embedding_size]` of length 1, computed beside generation.
+
+        Cancel the future to stop: it ends within a chunk. `stop` cancels it.
+
+        Raises:
+            Refused: it gives none, or a text is empty or longer than `embedding_tokens`.
+            RuntimeError: after `stop`.
+        """
+        ...
+
     def start(
         self, listener: Callable[[StepReport], None], *, paused: Callable[[], bool] = never
     ) -> None:
@@ -240,10 +256,38 @@ class StepInput:
     """Whether the logits after the last token are needed."""
 
 
+class Embedder(Protocol):
+    """Makes vectors, of one text at a time, with KV of its own. Used on the engine's thread."""
+
+    size: int
+    """Numbers in a vector."""
+    max_tokens: int
+    """Longest text."""
+    chunk_tokens: int
+    """Most tokens it is fed at once."""
+
+    def begin(self) -> None:
+        """Forget the text before."""
+        ...
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        """Compute the next tokens of the text."""
+        ...
+
+    def vector(self) -> NDArray[np.float32]:
+        """The vector `[size]` of all that was fed, of length 1."""
+        ...
+
+
 class StepEngine(Protocol):
     """A model that computes batches. Used from one thread."""
 
     spec: EngineSpec
+
+    @property
+    def embedder(self) -> Embedder | None:
+        """What makes vectors of texts, if it can."""
+        ...
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
         """Compute one batch; per input the logits `[vocab]` of its last token, if wanted.

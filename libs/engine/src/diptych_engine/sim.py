@@ -21,6 +21,8 @@ ENGINE = "sim-1"
 _HEADER = struct.Struct("<4sii")
 _MAGIC = b"sim1"
 _STRIDE = 64
+EMBEDDING_SIZE = 64
+"""Of the vectors it simulates."""
 _LIKELY, _UNLIKELY = 10.0, 0.0
 
 
@@ -107,6 +109,27 @@ class SimSettings:
     step_tokens: int = 256
 
 
+class SimEmbedder:
+    """Simulated vectors: a hash of each token, averaged. Texts that share tokens are closer."""
+
+    def __init__(self, *, max_tokens: int, size: int = EMBEDDING_SIZE) -> None:
+        self.size, self.max_tokens, self.chunk_tokens = size, max_tokens, _STRIDE
+        self._sum = np.zeros(size)
+
+    def begin(self) -> None:
+        """Forget the text before."""
+        self._sum = np.zeros(self.size)
+
+    def feed(self, token_ids: Sequence[int]) -> None:
+        """Add tokens."""
+        for token in token_ids:
+            self._sum += np.random.Generator(np.random.Philox(token)).standard_normal(self.size)
+
+    def vector(self) -> NDArray[np.float32]:
+        """The vector of all that was fed."""
+        return (self._sum / (np.linalg.norm(self._sum) or 1.0)).astype(np.float32)
+
+
 class SimStepEngine:
     """A deterministic `StepEngine` without weights."""
 
@@ -116,6 +139,7 @@ class SimStepEngine:
         self._sequences: dict[int, _Sequence] = {}
         self._rows: list[NDArray[np.float32]] = []
         self._closed = False
+        self.embedder = SimEmbedder(max_tokens=settings.context_tokens)
         self.spec = EngineSpec(
             engine=ENGINE,
             fingerprint=settings.fingerprint,
@@ -134,6 +158,8 @@ class SimStepEngine:
             step_tokens=settings.step_tokens,
             prefix_sequences=settings.prefix_sequences,
             prefix_tokens=settings.prefix_tokens,
+            embedding_size=self.embedder.size,
+            embedding_tokens=self.embedder.max_tokens,
         )
 
     @property

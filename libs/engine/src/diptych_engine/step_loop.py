@@ -10,22 +10,17 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diptych_contracts.errors import (
-    ContextOverflow,
-    DiptychError,
-    Incompatible,
-    Permanent,
-    Refused,
-    Unverified,
-)
-from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.errors import DiptychError
 from diptych_contracts.sampling import Stopping
+from diptych_engine.embedding import Embedding, Vectors
+from diptych_engine.failing import failed
 from diptych_engine.matching import Grammars
 from diptych_engine.port import (
     EngineLoad,
@@ -33,7 +28,6 @@ from diptych_engine.port import (
     NewTokens,
     Phase,
     SequenceAborted,
-    SequenceFailed,
     SequenceKey,
     SequenceStarted,
     SequenceWork,
@@ -111,6 +105,7 @@ class StepLoop:
         self._stopping = False
         # Guards everything above; never held while the engine computes.
         self._changed = threading.Condition()
+        self._embedding = Embedding(engine.embedder, self._changed, clock)
         self._thread: threading.Thread | None = None
         self._listener: Callable[[StepReport], None] = lambda _report: None
         self._paused: Callable[[], bool] = never
@@ -132,6 +127,7 @@ class StepLoop:
             self._stopping = True
             self._preparing.stop()
             self._changed.notify()
+        self._embedding.close()
         if self._thread is None:
             self._engine.close()
         elif self._thread is not threading.current_thread():
@@ -149,7 +145,7 @@ class StepLoop:
             sequence = LiveSequence.begin(work, self.spec, self._answer_text)
             settled: StepNews | None = sequence.finished()
         except DiptychError as err:
-            settled = _failed(work.key, err)
+            settled = failed(work.key, err)
         with self._changed:
             if self._stopping:
                 raise RuntimeError("the engine has stopped")
@@ -163,7 +159,7 @@ class StepLoop:
     def _prepared(self, sequence: LiveSequence, error: DiptychError | None) -> None:
         """Take a sequence in whose matcher is in place; called on the preparing thread."""
         key = sequence.work.key
-        settled = sequence.finished() if error is None else _failed(key, error)
+        settled = sequence.finished() if error is None else failed(key, error)
         with self._changed:
             if not self._stopping and self._preparing.take(sequence):
                 self._place(sequence.work, sequence, settled)
@@ -190,6 +186,10 @@ class StepLoop:
             self._aborts.append(key)
             self._changed.notify()
 
+    def embed(self, texts: Sequence[Sequence[int]]) -> "Future[Vectors]":
+        """Vectors of texts, a chunk at a time between steps; see `port.Engine`."""
+        return self._embedding.submit(texts)
+
     def load(self) -> EngineLoad:
         """How full it is now. Cells are promised from `submit` on."""
         with self._changed:
@@ -215,8 +215,7 @@ class StepLoop:
         try:
             while self._wait():
                 batch = self._begin_step()
-                if batch is not None:
-                    self._end_step(batch)
+                self._embed(step_s=self._end_step(batch) if batch is not None else 0.0)
         except BaseException as err:  # a silent dead thread would be worse than any bug
             self._on_crash(err)
         finally:
@@ -229,7 +228,7 @@ class StepLoop:
             return not self._stopping
 
     def _may_go_on(self) -> bool:
-        if self._stopping or self._settled or self._aborts:
+        if self._stopping or self._settled or self._aborts or self._embedding.waiting:
             return True
         return bool(self._sequences) and not self._paused()
 
@@ -278,7 +277,7 @@ class StepLoop:
                 self._begin(sequence)
             except DiptychError as err:
                 self._free(key)
-                yield _failed(key, err)
+                yield failed(key, err)
 
     def _reuse(self, sequence: LiveSequence) -> None:
         sequence.cached = self._prefixes.fork(sequence)
@@ -300,8 +299,12 @@ class StepLoop:
         if sequence.work.on_imported is not None:
             sequence.work.on_imported()
 
-    def _end_step(self, batch: Batch) -> None:
-        """Compute `batch` and report what came of it."""
+    def _embed(self, *, step_s: float) -> None:
+        if (report := self._embedding.turn(step_s=step_s)) is not None:
+            self._listener(report)
+
+    def _end_step(self, batch: Batch) -> float:
+        """Compute `batch` and report what came of it; gives how long it took."""
         logits = self._engine.step(batch.inputs)
         duration_s = self._clock() - batch.began_s
         news: list[StepNews] = []
@@ -319,6 +322,7 @@ class StepLoop:
             blocks_removed=changes.removed,
         )
         self._listener(report)
+        return duration_s
 
     def _input(self, chunk: Chunk[SequenceKey]) -> StepInput:
         sequence = self._sequences[chunk.key]
@@ -339,7 +343,7 @@ class StepLoop:
             news = sequence.extend(logits) if logits is not None else None
         except DiptychError as err:
             self._free(key)
-            yield _failed(key, err)
+            yield failed(key, err)
             return
         if news is not None:
             yield news
@@ -384,17 +388,3 @@ def _limits(spec: EngineSpec, prefill_tokens: int) -> BatchLimits:
         step_tokens=spec.step_tokens,
         prefill_tokens=prefill_tokens,
     )
-
-
-def _failed(key: SequenceKey, error: DiptychError) -> SequenceFailed:
-    match error:
-        case Unverified():
-            reason = RefusalReason.UNVERIFIED_KV.value
-        case ContextOverflow():
-            reason = "context_overflow"
-        case Refused():
-            reason = str(error.reason)
-        case _:
-            reason = "engine_error"
-    permanent = isinstance(error, Permanent) and not isinstance(error, Incompatible)
-    return SequenceFailed(key, reason, str(error), permanent=permanent)

@@ -33,7 +33,17 @@ class EndUnheard:
     """The end has not come back from the journal: publish it again."""
 
 
-Overdue = Expire | GiveUpAttempt | Unread | EndUnheard
+@dataclass(frozen=True, slots=True)
+class FenceUnheard:
+    """The fence has not come back from the journal: publish it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unrecorded:
+    """Its record was deleted, and the journal tells of no end: write it again."""
+
+
+Overdue = Expire | GiveUpAttempt | Unread | EndUnheard | FenceUnheard | Unrecorded
 
 
 def overdue(live: LiveRequest, *, now_s: float, unix_ms: int, end_again_s: float) -> Overdue | None:
@@ -47,6 +57,10 @@ def overdue(live: LiveRequest, *, now_s: float, unix_ms: int, end_again_s: float
         return Expire("the total deadline passed")
     if live.attendance.given_up(now_s=now_s):
         return Unread()
+    if live.unrecorded_s is not None and now_s - live.unrecorded_s >= end_again_s:
+        return Unrecorded()
+    if live.stage is Stage.FENCING and now_s - live.since_s >= end_again_s:
+        return FenceUnheard()
     return _token_overdue(live, now_s)
 
 

@@ -33,6 +33,7 @@ class Limits:
     first_back_off_s: float = 0.1
     max_back_off_s: float = 1.0
     end_again_s: float = 2.0
-    """An `End` that does not come back from the journal is published again after this."""
+    """An `End` or `Fence` that does not come back from the journal is published again after this.
+    A record that is gone is written again: by then the journal has said if its request is over."""
     resume_grace_s: float = RESUME_GRACE_S
     """How long a request with resume intent outlives its gateway unread."""

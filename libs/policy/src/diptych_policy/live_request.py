@@ -66,6 +66,8 @@ class LiveRequest:
     """Why no workers were found."""
     booked: dict[Incarnation, Booking] = field(default_factory=dict)
     """What is booked in the fleet, by worker."""
+    unrecorded_s: float | None = None
+    """Since when its record is missing: deleted, or expired while this scheduler slept."""
     end: End | None = None
     """The end its owner wants, once it is `ending`."""
     prompt: PromptBlocks = field(init=False)

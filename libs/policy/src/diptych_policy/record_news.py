@@ -20,6 +20,8 @@ class RecordNews(LiveRequests):
     - A gateway may only mark one `cancelling` or `ending`: the mark is merged into what is known
       here, which may be an attempt further; attempts never go back.
     - Another scheduler's record is noted, and its request forgotten: this one slept.
+    - A live request whose record is gone goes on, and its record is written again; only the journal
+      says that it is over.
     - A swap that is lost to another adopter makes the record one of that other's.
     """
 
@@ -37,13 +39,15 @@ class RecordNews(LiveRequests):
                 return self._seen(record, revision)
             case RecordGone(request_id):
                 self._forget_foreign(request_id)
-                live = self._live.get(request_id)
-                return self._forget(live) if live is not None else []
+                if (live := self._live.get(request_id)) is not None:
+                    live.unrecorded_s = self._now_s
+                return []
 
     def _seen(self, record: RequestRecord, revision: int) -> list[Effect]:
         live = self._live.get(record.request_id)
         if live is None:
             return self._seen_apart(record, revision)
+        live.unrecorded_s = None
         if record.state is RecordState.CLOSED:
             return self._forget(live)
         unowned = record.request_seq == 0

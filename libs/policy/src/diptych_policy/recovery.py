@@ -32,7 +32,15 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import JobRefused, RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Started
 from diptych_contracts.requests import RecordState, RequestRecord
-from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
+from diptych_policy.deadlines import (
+    EndUnheard,
+    Expire,
+    FenceUnheard,
+    GiveUpAttempt,
+    Unread,
+    Unrecorded,
+    overdue,
+)
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import Change, JournalPart, RequestView
 from diptych_policy.lifecycle import (
@@ -345,5 +353,11 @@ class Ledger(RecordNews):
                 live.since_s = self._now_s
                 end = live.end or live.end_as(EndReason.FAILED, "no end was published")
                 return self._tell_end(live, end)
+            case FenceUnheard():
+                live.since_s = self._now_s
+                return [PublishFence(live.record.gateway, live.fence())]
+            case Unrecorded():
+                live.unrecorded_s = None
+                return [SaveRecord(live.record)]
             case None:
                 return []

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from diptych_bus.journal_items import journal_item
 from diptych_bus.memory.stream import StoredMessage
 from diptych_contracts import subjects
 from diptych_contracts.dead import DeadEntry
 from diptych_contracts.ids import Incarnation
-from diptych_contracts.journal import JournalEntry
 from diptych_contracts.requests import RequestRecord
 from diptych_contracts.streams import DEAD, EVENTS, REQUESTS, TOKENS
 from diptych_contracts.wire import decode
@@ -28,23 +28,29 @@ def journal_of(
     fleet: SmallFleet, request_id: str, gateway: Incarnation = GATEWAY
 ) -> list[JournalPart]:
     """Everything the journal of `gateway` says of a request."""
+    mine = subjects.token(gateway)
     return [
         part
-        for message in messages(fleet, TOKENS.name)
-        if message.subject == subjects.token(gateway)
-        for part in parts(decode(message.data, JournalEntry))
-        if part.request_id == request_id
+        for subject, part in _journalled(fleet)
+        if subject == mine and part.request_id == request_id
     ]
 
 
 def views(fleet: SmallFleet) -> dict[str, RequestView]:
     """Every request as any reader of the journals has it: its tokens and its end."""
     found: dict[str, RequestView] = {}
-    for message in messages(fleet, TOKENS.name):
-        for part in parts(decode(message.data, JournalEntry)):
-            view = found.setdefault(part.request_id, RequestView(part.request_id))
-            view.apply(part)
+    for _, part in _journalled(fleet):
+        view = found.setdefault(part.request_id, RequestView(part.request_id))
+        view.apply(part)
     return found
+
+
+def _journalled(fleet: SmallFleet) -> Iterator[tuple[str, JournalPart]]:
+    """Every part that a reader is shown, with its subject."""
+    for message in messages(fleet, TOKENS.name):
+        item = journal_item(message.subject, message.seq, message.data)
+        for part in parts(item.entry) if item is not None else ():
+            yield message.subject, part
 
 
 def dead_letters(fleet: SmallFleet) -> list[DeadEntry]:
@@ -53,7 +59,7 @@ def dead_letters(fleet: SmallFleet) -> list[DeadEntry]:
 
 
 async def nothing_is_left(
-    fleet: SmallFleet, request_ids: Iterable[str] = ("r1",), timeout_s: float = 10.0
+    fleet: SmallFleet, request_ids: Iterable[str] = ("r1",), timeout_s: float = 60.0
 ) -> dict[str, RequestRecord]:
     """The closed records of requests that left nothing behind.
 

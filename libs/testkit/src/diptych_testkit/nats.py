@@ -23,8 +23,12 @@ _FORMED_S = 30.0
 
 @contextmanager
 def running_nats(store: Path) -> Iterator[NatsServer]:
-    """A started server; it is gone afterwards, whatever the test did to it."""
-    server = NatsServer(store)
+    """A started server; it is gone afterwards, whatever the test did to it.
+
+    Its port is none that the kernel gives: clients of a server that is gone, of this test or of
+    another on this machine, knock for a while at the port that they know.
+    """
+    server = NatsServer(store, port=free_port())
     server.start_blocking()
     try:
         yield server

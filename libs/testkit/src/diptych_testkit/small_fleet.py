@@ -199,7 +199,7 @@ class SmallFleet:
                 life.known = beat.ready
             await asyncio.sleep(_BEAT_S)
 
-    async def ready(self, *names: str, timeout_s: float = 10.0) -> None:
+    async def ready(self, *names: str, timeout_s: float = 60.0) -> None:
         """Wait until the named members (all, if none) serve, and the schedulers know it."""
         waiting = set(names or self.lives)
         async with asyncio.timeout(timeout_s):
@@ -207,20 +207,20 @@ class SmallFleet:
                 await asyncio.sleep(0.01)
                 waiting = {n for n in waiting if not self.lives[n].known}
 
-    async def until_reserved(self, worker: str, timeout_s: float = 10.0) -> None:
+    async def until_reserved(self, worker: str, timeout_s: float = 60.0) -> None:
         """Wait until `worker` has given a ticket."""
         await self.until_load(
             lambda: self.loads[worker].transfer_slots_used > 0, timeout_s=timeout_s
         )
 
-    async def settled(self, timeout_s: float = 10.0) -> None:
+    async def settled(self, timeout_s: float = 60.0) -> None:
         """Wait until no worker holds a sequence, a KV cell or a transfer slot."""
         await self.until_load(
             lambda: all(_holds_nothing(self.loads[w]) for w in self.loads if w in self.lives),
             timeout_s=timeout_s,
         )
 
-    async def until_load(self, holds: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
+    async def until_load(self, holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
         """Wait for fresh telemetry of every worker until `holds()`."""
         self.loads.clear()
         workers = {n for n, life in self.lives.items() if life.member.service.endswith("worker")}
@@ -234,7 +234,7 @@ class SmallFleet:
         self.loads[self.name_of(load.worker)] = load
         self._load_news.set()
 
-    async def closed(self, request_id: str, timeout_s: float = 10.0) -> RequestRecord:
+    async def closed(self, request_id: str, timeout_s: float = 60.0) -> RequestRecord:
         """The record of a request, once it is closed."""
         records = self.bus.bucket(REQUEST_RECORDS, RequestRecord)
         async with asyncio.timeout(timeout_s):

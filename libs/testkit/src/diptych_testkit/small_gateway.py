@@ -22,7 +22,7 @@ from diptych_testkit.small_fleet import SmallFleet
 from diptych_testkit.tiny_gguf import tiny_card
 
 _BEAT_S = 0.1
-_READY_S = 10.0
+_READY_S = 60.0
 VOCAB_SIZE = tiny_card().vocab_size
 """Of an engine that says only what the small fleet's card can spell."""
 
@@ -46,6 +46,11 @@ class SmallGateway:
         await self._bus.kill()
         await self.client.aclose()
         await self.end()
+
+    async def fail(self) -> None:
+        """End its life as the chassis does where the bus is gone for good."""
+        self._life.cancel()
+        await asyncio.wait([self._life])
 
     async def end(self) -> None:
         """Have it stop, if it lives."""
@@ -86,7 +91,7 @@ async def small_gateway(
                 while not (member.vitals.readiness.ready and made.server.started):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             url = f"http://127.0.0.1:{made.server.port}"
-            async with httpx.AsyncClient(base_url=url, timeout=30) as gateway.client:
+            async with httpx.AsyncClient(base_url=url, timeout=60) as gateway.client:
                 yield gateway
             beating.cancel()
             await gateway.end()

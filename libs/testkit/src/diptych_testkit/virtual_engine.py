@@ -1,11 +1,12 @@
 """A step loop that the event loop drives: each step takes virtual time, and no thread."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
 from diptych_contracts.sampling import Stopping
+from diptych_engine.embedding import Vectors
 from diptych_engine.matching import Grammars
 from diptych_engine.port import SequenceKey, SequenceWork, StepReport, never
 from diptych_engine.preparing import Preparing
@@ -62,6 +63,7 @@ class VirtualEngine(StepLoop):
 
     def stop(self) -> None:
         self._stopping = True
+        self._embedding.close()
         if self._stepping is not None:
             self._stepping.cancel()
         self._engine.close()
@@ -69,6 +71,11 @@ class VirtualEngine(StepLoop):
     def submit(self, work: SequenceWork) -> None:
         super().submit(work)
         self._wake.set()
+
+    def embed(self, texts: Sequence[Sequence[int]]) -> "Future[Vectors]":
+        done = super().embed(texts)
+        self._wake.set()
+        return done
 
     def abort(self, key: SequenceKey) -> None:
         super().abort(key)
@@ -88,6 +95,9 @@ class VirtualEngine(StepLoop):
             if batch is not None:
                 await asyncio.sleep(self._step_s)
                 self._end_step(batch)
+            if self._embedding.waiting:
+                await asyncio.sleep(self._step_s)
+                self._embed(step_s=self._step_s if batch is not None else 0.0)
 
     async def _something_new(self) -> None:
         self._wake.clear()

@@ -44,6 +44,9 @@ class NoServer(HttpServer):
     def stop(self) -> None:
         self._stopped.set()
 
+    def close(self) -> None:
+        pass
+
 
 class VirtualGateway:
     """One life of a gateway in `fleet`."""

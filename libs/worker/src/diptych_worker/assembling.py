@@ -15,7 +15,7 @@ from diptych_engine.gguf_card import card_from_gguf
 from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.llamacpp.settings import MAX_SEQUENCES, PREFIX_SEQUENCES
 from diptych_engine.matching import Grammars
-from diptych_engine.port import Engine
+from diptych_engine.port import Engine, EngineSpec
 from diptych_engine.sim import SimSettings, SimStepEngine
 from diptych_engine.sim_card import sim_card, spoken_tokens
 from diptych_engine.step_loop import StepLoop
@@ -30,6 +30,7 @@ from diptych_text.codec import TextCodec
 from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.decoding import Decoding
 from diptych_worker.device import Equipment
+from diptych_worker.embedding import EmbedDesk
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.metering import WorkerMetrics
@@ -89,6 +90,7 @@ def _llamacpp(settings: WorkerSettings, card: ModelCard) -> LlamaCppEngine:
             max_sequences=settings.max_sequences,
             prefix_sequences=_prefix_sequences(settings),
             prefix_tokens=settings.prefix_tokens or settings.kv_tokens // 4,
+            embedding_tokens=settings.embedding_tokens,
         ),
     )
 
@@ -124,6 +126,7 @@ async def run_worker(
 ) -> None:
     """Join engine and device to the bus and the KV links, and serve."""
     incoming, links = _links(member, settings, on)
+    card = _embedding_card(card, on.engine.spec)
     register = _register(member, role, card, on=on, endpoints=incoming.endpoints)
     parts = _parts(member, settings, register, on=on, links=(incoming, links))
     worker = Worker(member, parts, drain_s=settings.drain_s)
@@ -135,6 +138,13 @@ async def run_worker(
         await asyncio.to_thread(on.engine.stop)  # before the links: it may be writing
         await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
         incoming.close()
+
+
+def _embedding_card(card: ModelCard, spec: EngineSpec) -> ModelCard:
+    """`card`, which says what vectors the engine gives."""
+    return msgspec.structs.replace(
+        card, embedding_size=spec.embedding_size, embedding_tokens=spec.embedding_tokens
+    )
 
 
 def _links(
@@ -197,6 +207,9 @@ def _parts(
     metrics = WorkerMetrics(register.card.model, spec)
     blocks = AnnouncedBlocks(bus, me)
     admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
+    embedding = EmbedDesk(
+        member, engine, model=register.card.model, draining=lambda: admission.draining
+    )
     take_over = TakeOver(incoming, admission, spec.fingerprint, metrics=metrics, now_s=now_s)
     return Parts(
         engine=engine,
@@ -212,6 +225,7 @@ def _parts(
         ),
         take_over=take_over,
         decoding=Decoding(bus, engine, worker=me, imported=take_over.imported),
+        embedding=embedding,
         prompts=Prompts(bus, now_s=now_s),
         blocks=blocks,
         register=register,
@@ -223,6 +237,7 @@ def _parts(
             device=device,
             metrics=metrics,
             waits=register.registration.role is Role.PREFILL,
+            embedding=embedding,
         ),
         device=device,
     )

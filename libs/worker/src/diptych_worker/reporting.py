@@ -9,6 +9,7 @@ from diptych_engine.port import Engine
 from diptych_policy.exhaustion import Exhaustion
 from diptych_policy.job_admission import JobAdmission
 from diptych_worker.device import Device
+from diptych_worker.embedding import EmbedDesk
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.taking_over import TakeOver
 
@@ -22,6 +23,7 @@ class Reports:
         device: What draws power.
         metrics: Kept up to date too.
         waits: Whether jobs may wait here for the engine.
+        embedding: What else does.
     """
 
     def __init__(  # noqa: PLR0913 - what a worker is made of
@@ -34,6 +36,7 @@ class Reports:
         device: Device,
         metrics: WorkerMetrics,
         waits: bool,
+        embedding: EmbedDesk,
     ) -> None:
         self._member = member
         self._engine = engine
@@ -42,6 +45,7 @@ class Reports:
         self._device = device
         self._metrics = metrics
         self._waits = waits
+        self._embedding = embedding
         self._exhaustion = Exhaustion()
 
     async def send(self) -> None:
@@ -68,6 +72,7 @@ class Reports:
             waiting=len(self._admission) - load.running,
             waiting_tokens=load.waiting_tokens,
             kv_tokens_used=max(load.kv_tokens_used, self._admission.promised_tokens),
+            embedding_tokens=self._embedding.waiting_tokens,
             transfer_slots_used=self._take_over.slots_used,
             power_w=reading.power_w,
             cap_w=reading.cap_w,

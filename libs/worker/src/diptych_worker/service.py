@@ -11,7 +11,7 @@ from diptych_chassis.repeating import every
 from diptych_contracts import subjects
 from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
-from diptych_contracts.errors import DiptychError, Refused, Unverified
+from diptych_contracts.errors import DiptychError, Permanent, Refused, Unverified
 from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import (
     Cancel,
@@ -36,6 +36,7 @@ from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
 from diptych_worker.decoding import Decoding
 from diptych_worker.device import Device
+from diptych_worker.embedding import EmbedDesk
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.prompts import Prompts
@@ -64,6 +65,7 @@ class Parts:
     hand_over: HandOver
     take_over: TakeOver
     decoding: Decoding
+    embedding: EmbedDesk
     prompts: Prompts
     blocks: AnnouncedBlocks
     register: Register
@@ -89,6 +91,7 @@ class Worker:
         self._register = parts.register
         self._device = parts.device
         self._decoding = parts.decoding
+        self._embedding = parts.embedding
         self._reports = parts.reports
         self._attempts: dict[SequenceKey, Attempt] = {}
         self._records = member.bus.bucket(REQUEST_RECORDS, RequestRecord)
@@ -102,6 +105,7 @@ class Worker:
             await self._bus.serve(subjects.kv(self._me, "reserve"), self._on_reserve)
             await self._bus.serve(subjects.kv(self._me, "release"), self._on_release)
             await self._bus.serve(subjects.control(self._me), self._on_control)
+            await self._embedding.start()
             await self._bus.subscribe(subjects.power(self._me), self._reports.set_power)
             await self._register.enter()
             turns = [
@@ -128,9 +132,10 @@ class Worker:
         self._admission.draining = True
         drain = Drain(self._member, self._drain_s)
         await self._reports.send()
-        while len(self._admission) and drain.left_s:
-            drain.tell(len(self._admission))
+        while (left_here := len(self._admission) + len(self._embedding)) and drain.left_s:
+            drain.tell(left_here)
             await asyncio.sleep(_LOAD_S)
+        self._embedding.stop()
         left = [await self._hand_back(attempt) for attempt in list(self._attempts.values())]
         await drain.done(left=sum(left))
 
@@ -235,7 +240,11 @@ class Worker:
 
     async def _look_for_overtaken(self) -> None:
         for request_id, attempt in self._rounds.due(self._admission, now_s=self._member.now_s()):
-            kept = await self._records.get(request_id)
+            try:
+                kept = await self._records.get(request_id)
+            except Permanent as err:  # nobody can read it: its fence and its deadline are left
+                log.error("record_unreadable", request_id=request_id, error=str(err))
+                continue
             if kept is not None and overtaken(kept.value, attempt, self._me):
                 log.info("attempt_overtaken", request_id=request_id, attempt=attempt)
                 self._tasks.create_task(self._cancel(request_id, attempt))

@@ -33,6 +33,9 @@ class WorkerSettings(ServiceSettings):
     takes more too."""
     kv_tokens: int = 16_384
     max_sequences: int = 16
+    embedding_tokens: int = 2048
+    """Longest text to make a vector of; 0: none is made. With the first text llama.cpp takes KV
+    memory for one of that length: 47 MB for SmolLM2-135M, and some 30 MB more."""
     transfer_slots: int = 160
     """KV blocks that may be on their way to this worker at once. A prompt of more is not handed
     over: one worker does both phases."""

@@ -18,6 +18,8 @@ from diptych_gateway.chat_resuming import ChatResumption
 from diptych_gateway.chat_socket import ChatSocket
 from diptych_gateway.claims import Claims
 from diptych_gateway.completions import Completions
+from diptych_gateway.embedders import Embedders
+from diptych_gateway.embedding import Embeddings
 from diptych_gateway.generating import Generations
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.intake import Intake
@@ -118,11 +120,12 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         joining=joining,
     )
     responses = Responses(admission=admission, turns=turns, records=records, intake=intake)
+    embeddings = _embeddings(member, generations, models=models, intake=intake, executor=executor)
     reasons = _reasons(member, admission)
     batches = batch_room(
         member,
         settings,
-        batch_endpoints(chat, completions, responses),
+        batch_endpoints(chat, completions, responses, embeddings),
         Neighbours(
             intake=intake, claims=claims, records=records, executor=executor, reasons=reasons
         ),
@@ -149,6 +152,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
             executor=executor,
             now_s=now_s,
         ),
+        embeddings=embeddings,
     )
     guarding = Guarding(
         keyring=keyring,
@@ -161,6 +165,7 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         member=member,
         server=_server(app, settings),
         models=models,
+        embedders=embeddings.embedders,
         in_flight=in_flight,
         records=records,
         archive=archive,
@@ -174,6 +179,28 @@ def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExec
         door=door,
         reasons=reasons,
         drain_s=settings.drain_s,
+    )
+
+
+def _embeddings(
+    member: Member,
+    generations: Generations,
+    *,
+    models: Models,
+    intake: Intake,
+    executor: ThreadPoolExecutor,
+) -> Embeddings:
+    return Embeddings(
+        bus=member.bus,
+        admission=generations.door.admission,
+        intake=intake,
+        models=models,
+        embedders=Embedders(member.bus, models, member.now_s),
+        allowances=generations.allowances,
+        renewed=generations.renewed,
+        executor=executor,
+        now_s=member.now_s,
+        timeout_s=generations.settings.embeddings_s,
     )
 
 

@@ -21,6 +21,8 @@ from diptych_gateway.checking import check
 from diptych_gateway.claims import Claims
 from diptych_gateway.completion_checks import check_completion, decode_completion
 from diptych_gateway.completions import Completions
+from diptych_gateway.embedding import Embeddings
+from diptych_gateway.embedding_bodies import judge_embeddings
 from diptych_gateway.file_store import FileStore
 from diptych_gateway.files import Files
 from diptych_gateway.intake import Intake
@@ -74,7 +76,10 @@ class BatchRoom:
 
 
 def batch_endpoints(
-    chat: ChatCompletions, completions: Completions, responses: Responses
+    chat: ChatCompletions,
+    completions: Completions,
+    responses: Responses,
+    embeddings: Embeddings,
 ) -> Mapping[str, Endpoint]:
     """What batches may call."""
     return {
@@ -86,6 +91,9 @@ def batch_endpoints(
         "/v1/responses": Endpoint(
             Answering(responses.create),
             refusing_streams(lambda body: check_response(decode_response(body))),
+        ),
+        "/v1/embeddings": Endpoint(
+            Answering(embeddings.create), refusing_streams(judge_embeddings)
         ),
     }
 

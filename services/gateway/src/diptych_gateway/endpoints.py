@@ -15,6 +15,7 @@ from diptych_gateway.batches import BatchBody
 from diptych_gateway.bodies import ChatBody
 from diptych_gateway.completion_answers import TextChoice
 from diptych_gateway.completion_checks import CompletionBody
+from diptych_gateway.embedding_bodies import EmbeddingList, EmbeddingsBody
 from diptych_gateway.files import DeletedFile, FileList, FileObject
 from diptych_gateway.input_pages import ItemList
 from diptych_gateway.objects import Health, ModelList, ModelObject
@@ -22,7 +23,6 @@ from diptych_gateway.response_bodies import ResponseBody
 from diptych_gateway.response_objects import Deleted, ResponseObject
 from diptych_gateway.tokenizing_bodies import (
     DetokenizeBody,
-    EmbeddingsBody,
     Text,
     TokenizeBody,
     Tokens,
@@ -170,8 +170,8 @@ ENDPOINTS = (
     Endpoint(method="POST", path="/detokenize", tag=TEXT, says="The text of tokens.",
              body=DetokenizeBody, answer=Text, refusals=_TEXT),
     Endpoint(method="POST", path="/v1/embeddings", tag=TEXT,
-             says="No model served here gives embeddings: a 400 `unsupported` that names it.",
-             body=EmbeddingsBody, refusals=_TEXT),
+             says="A vector of each text.",
+             body=EmbeddingsBody, answer=EmbeddingList, refusals=(*_TEXT, 504)),
     Endpoint(method="POST", path="/v1/files", tag=BATCHES, says="Store a file.",
              form=_UPLOAD, answer=FileObject, refusals=(*IDENTIFIED, *WITH_BODY, 409)),
     Endpoint(method="GET", path="/v1/files", tag=BATCHES, says="The files there are.",

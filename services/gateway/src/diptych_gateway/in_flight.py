@@ -98,10 +98,10 @@ class InFlight:
                 case Due.NOTHING:
                     pass
 
-    def fail_all(self, why: str) -> None:
+    def fail_all(self, why: str, *, code: str = "draining") -> None:
         """End every answer here."""
         for stream in self:
-            stream.fail(ApiError(503, why, code="draining", retry_after_s=1.0))
+            stream.fail(ApiError(503, why, code=code, retry_after_s=1.0))
 
     async def emptied(self, timeout_s: float) -> bool:
         """Wait until there are none; False if `timeout_s` ran out."""

@@ -5,7 +5,7 @@ from the object store, and its codec is built once per fingerprint, off the even
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
@@ -84,6 +84,15 @@ class Models:
     def __iter__(self) -> Iterator[ModelCard]:
         offered = {offer.model for offer in self._offers.values()}
         return (self._loaded[name].card for name in sorted(offered) if name in self._loaded)
+
+    @property
+    def workers(self) -> Collection[str]:
+        """Everybody who offers something."""
+        return self._offers.keys()
+
+    def offers(self, model: str) -> list[WorkerRegistration]:
+        """Those who serve `model`."""
+        return [offer for offer in self._offers.values() if offer.model == model]
 
     def get(self, model: str) -> ServedModel:
         """The model of that name.

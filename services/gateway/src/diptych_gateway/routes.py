@@ -17,6 +17,7 @@ from diptych_gateway.batch_room import BatchRoom
 from diptych_gateway.chat import ChatCompletions
 from diptych_gateway.chat_socket import ChatSocket
 from diptych_gateway.completions import Completions
+from diptych_gateway.embedding import Embeddings
 from diptych_gateway.endpoints import ENDPOINTS
 from diptych_gateway.envelope import Envelope
 from diptych_gateway.identity import Identity, Told
@@ -55,6 +56,7 @@ class Generating:
     socket: ResponsesSocket
     chat_socket: ChatSocket
     text: Tokenizing
+    embeddings: Embeddings
     batch_room: BatchRoom
 
 
@@ -123,7 +125,7 @@ def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[
             Route(f"{ONE_RESPONSE}/input_items", Answering(responses.input_items), methods=["GET"]),
             Route("/tokenize", Answering(text.tokenize), methods=["POST"]),
             Route("/detokenize", Answering(text.detokenize), methods=["POST"]),
-            Route("/v1/embeddings", Answering(text.embeddings), methods=["POST"]),
+            Route("/v1/embeddings", Answering(generating.embeddings.create), methods=["POST"]),
             *generating.batch_room.routes(),
             Route(MODELS, list_models),
             Route(f"{MODELS}/{{model:path}}", one_model),

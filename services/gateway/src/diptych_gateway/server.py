@@ -117,16 +117,28 @@ class HttpServer:
     async def run(self) -> None:
         """Serve until `stop`."""
         assert self._socket is not None, "bind comes first"
-        await self._server.serve(sockets=[self._socket])
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """Leave the port to the others that share it; connections there are get one more answer."""
+        self._close_port()
+        for connection in self._connections():
+            connection.last = True
+
+    def close(self) -> None:
+        """Leave the port and cut what is still connected: nothing of that is left after `stop`."""
+        self._close_port()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+
+    def _close_port(self) -> None:
         for server in self._server.servers if self.started else ():
             server.close()
         if self._socket is not None:
             self._socket.close()
-        for connection in self._connections():
-            connection.last = True
 
     def hang_up(self) -> None:
         """Close what is idle, and the others once they have their answer."""

@@ -11,6 +11,7 @@ from diptych_gateway.allowances import Allowances
 from diptych_gateway.archive import Archive
 from diptych_gateway.batch_room import BatchRoom
 from diptych_gateway.claims import Claims
+from diptych_gateway.embedders import Embedders
 from diptych_gateway.in_flight import InFlight
 from diptych_gateway.keyring import Keyring
 from diptych_gateway.metering import Metering
@@ -38,6 +39,7 @@ class Gateway:
     member: Member
     server: HttpServer
     models: Models
+    embedders: Embedders
     in_flight: InFlight
     records: Records
     archive: Archive
@@ -56,9 +58,17 @@ class Gateway:
         """Serve until the member stops."""
         await self.keyring.start()
         self.server.bind()
+        try:
+            await self._follow_and_serve()
+        finally:
+            self.server.close()
+            await self.keyring.close()
+
+    async def _follow_and_serve(self) -> None:
         journal = await self.member.bus.follow(self.member.incarnation, self.in_flight.dispatch)
         try:
             await self.models.start()
+            await self.embedders.start()
             await self.resumption.start()
             await self.door.start()
             await self.batch_room.start()
@@ -67,9 +77,9 @@ class Gateway:
             await self.batch_room.close()
             await self.door.close()
             await self.resumption.close()
+            await self.embedders.close()
             await self.models.close()
             await journal.close()
-            await self.keyring.close()
 
     async def _serve(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -89,7 +99,12 @@ class Gateway:
                 )
             ]
             log.info("gateway_listening", port=self.server.port)
-            await self.member.stopping.wait()
+            try:
+                await self.member.stopping.wait()
+            except asyncio.CancelledError:  # the process ends by a failure: its clients are told
+                self.in_flight.fail_all("this gateway has failed", code="unavailable")
+                await self.in_flight.emptied(_LAST_WORDS_S)
+                raise
             await self._drain()
             self.server.stop()
             await server
@@ -113,6 +128,9 @@ class Gateway:
         while (left := len(self.in_flight)) and drain.left_s:
             drain.tell(left)
             await self.in_flight.emptied(min(TICK_S, drain.left_s))
+        while (embedding := len(self.embedders)) and drain.left_s:
+            drain.tell(left + embedding)
+            await asyncio.sleep(min(TICK_S, drain.left_s))
         if left:
             log.warning("drain_cut_off", in_flight=left)
             self.in_flight.fail_all("this gateway is shutting down")

@@ -50,6 +50,8 @@ class GatewaySettings(ServiceSettings):
     """From prefill's end to verified KV at the decode worker, judged by the prefill worker."""
     total_s: Seconds = (3600.0,)
     """Wall time; at most an hour, for which requests and their tokens are stored."""
+    embeddings_s: float = 300.0
+    """Longest time for the vectors of one request."""
     silence_grace_s: float = 5.0
     """Beyond `first_token_s` without a word of a request the gateway ends it by itself."""
     keep_alive_s: float = 10.0

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`; and `/v1/embeddings`, which no model gives yet."""
+"""`/tokenize` and `/detokenize`."""
 
 import asyncio
 from array import array
@@ -25,7 +25,6 @@ from diptych_gateway.tokenizing_bodies import (
     Text,
     Tokens,
     decode_detokenize,
-    decode_embeddings,
     decode_tokenize,
 )
 from diptych_policy.admission import Admission
@@ -69,19 +68,6 @@ class Tokenizing:
             far = len(asked.tokens) > _SHORT_TOKENS
             codec = served.far_codec if far else served.codec
             await send_json(send, 200, await self._made(partial(_text, asked, codec), far=far))
-
-    async def embeddings(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`POST /v1/embeddings`.
-
-        Raises:
-            InvalidRequest: always, by now: no engine computes them.
-        """
-        body = await self.intake.read(scope["headers"], receive)
-        with admitted(self.admission, self.now_s):
-            asked = await self.intake.judged(len(body), partial(decode_embeddings, body))
-            served = self.models.get(asked.model)
-            text = f"the model '{served.card.model}' does not give embeddings"
-            raise InvalidRequest(text, param="model", code="unsupported")
 
     def _served(self, model: str | None) -> ServedModel:
         if model is not None:

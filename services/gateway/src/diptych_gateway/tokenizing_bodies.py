@@ -1,9 +1,9 @@
-"""Bodies and answers of `/tokenize`, `/detokenize` (as vLLM has them) and `/v1/embeddings`."""
+"""Bodies and answers of `/tokenize` and `/detokenize`, as vLLM has them."""
 
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_gateway.bodies import ABSENT, ChatMessage, decode_as
+from diptych_gateway.bodies import ChatMessage, decode_as
 from diptych_gateway.message_checks import conversation
 
 MAX_TOKENS = 262_144
@@ -38,14 +38,6 @@ class Text(msgspec.Struct):
     prompt: str
 
 
-class EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    model: str
-    input: msgspec.Raw = ABSENT
-    encoding_format: str | None = None
-    dimensions: int | None = None
-    user: str | None = None
-
-
 class Asked(msgspec.Struct, kw_only=True):
     """What is to be tokenized: a prompt or messages."""
 
@@ -64,7 +56,6 @@ class Asked(msgspec.Struct, kw_only=True):
 
 _tokenize_decoder = msgspec.json.Decoder(TokenizeBody)
 _detokenize_decoder = msgspec.json.Decoder(DetokenizeBody)
-_embeddings_decoder = msgspec.json.Decoder(EmbeddingsBody)
 
 
 def decode_tokenize(data: bytes) -> Asked:
@@ -96,8 +87,3 @@ def decode_detokenize(data: bytes) -> DetokenizeBody:
         text = f"'tokens': expected at most {MAX_TOKENS}, saw {len(body.tokens)}"
         raise InvalidRequest(text, param="tokens")
     return body
-
-
-def decode_embeddings(data: bytes) -> EmbeddingsBody:
-    """What `data` asks for. Raises `InvalidRequest`."""
-    return decode_as(_embeddings_decoder, data)

@@ -26,6 +26,7 @@ class CachedBlocks:
         self._tasks = tasks
         self._me = me
         self._asked: dict[Incarnation, asyncio.Task[None]] = {}
+        self._stopped = False
 
     async def listen(self) -> None:
         """Hear every worker."""
@@ -37,7 +38,8 @@ class CachedBlocks:
             self._ask(worker)
 
     def stop(self) -> None:
-        """Ask nobody any more."""
+        """Ask nobody any more, whoever is still heard."""
+        self._stopped = True
         for task in self._asked.values():
             task.cancel()
 
@@ -47,7 +49,7 @@ class CachedBlocks:
             self._ask(event.worker)
 
     def _ask(self, worker: Incarnation) -> None:
-        if worker not in self._asked:
+        if worker not in self._asked and not self._stopped:
             self._asked[worker] = self._tasks.create_task(self._query(worker))
 
     async def _query(self, worker: Incarnation) -> None:

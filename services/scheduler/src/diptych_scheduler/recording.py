@@ -17,6 +17,7 @@ from diptych_policy.lifecycle import (
     Event,
     RecordAdopted,
     RecordCreated,
+    RecordGone,
 )
 from diptych_policy.merging import overrules
 from diptych_scheduler.journals import Journals
@@ -132,6 +133,9 @@ class Records:
             self.settled(seen.value)
             self._owner.tell(AdoptionLost(seen.value, seen.revision))
             return
+        if record.request_id not in self._revisions:  # nothing to be had stands there any more
+            self._owner.tell(RecordGone(record.request_id))
+            return
         log.info("request_adopted", request_id=record.request_id, attempt=record.attempt)
         stored = await until_back(lambda: self._bus.stored(REQUESTS.name, record.request_seq))
         request = _request_in(stored)
@@ -152,13 +156,21 @@ class Records:
         try:
             revision = await self._until_written(write)
         except Conflict:
-            kept = await until_back(lambda: self._bucket.get(request_id))
+            kept = await self._standing(request_id)
             if kept is None:
                 return None
             self._revisions[request_id] = kept.revision
             return None if kept.value == record else kept
         self._revisions[request_id] = max(revision, self._revisions.get(request_id, 0))
         return None
+
+    async def _standing(self, request_id: RequestId) -> Seen:
+        """What stands there; what nobody can read is nobody's mark: the request just goes on."""
+        try:
+            return await until_back(lambda: self._bucket.get(request_id))
+        except Permanent as err:
+            log.error("record_unreadable", request_id=request_id, error=str(err))
+            return None
 
     async def _until_written(self, write: Callable[[], Awaitable[int]]) -> int:
         while True:

@@ -9,10 +9,11 @@ from diptych_bus.jetstream.answers import NOT_FOUND, ApiError, api, stored
 from diptych_bus.jetstream.appending import Appender
 from diptych_bus.jetstream.buckets import JetStreamBucket
 from diptych_bus.jetstream.connection import Connection
-from diptych_bus.jetstream.declaring import backlog, declare
+from diptych_bus.jetstream.declaring import backlog, bucket_stream, declare, object_stream
 from diptych_bus.jetstream.journal import JetStreamJournal
 from diptych_bus.jetstream.messaging import JetStreamMessaging, delivery_of
 from diptych_bus.jetstream.pulling import Puller
+from diptych_bus.jetstream.store_identity import StoreIdentity
 from diptych_bus.port import (
     Backlog,
     Bucket,
@@ -34,6 +35,8 @@ from diptych_contracts.streams import (
 )
 from diptych_contracts.wire import Message, encode
 
+_KEPT = [bucket_stream(spec.name) for spec in BUCKETS]
+_KEPT += [object_stream(spec.name) for spec in OBJECT_BUCKETS]
 FLUSH_S = 2.0
 CALL_S = 5.0
 
@@ -66,6 +69,7 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         connection = await Connection.open(url, name=name, wait_s=wait_s)
         try:
             await declare(connection, streams, BUCKETS, OBJECT_BUCKETS, replicas=replicas)
+            await StoreIdentity.start(connection, [spec.name for spec in streams] + _KEPT)
             return cls(connection, await Appender.start(connection))
         except BaseException:
             await connection.close()

@@ -14,14 +14,13 @@ from nats.aio.msg import Msg
 from diptych_bus.cursor import Cursor, Step
 from diptych_bus.jetstream import direct
 from diptych_bus.jetstream.connection import Connection, Listening
+from diptych_bus.journal_items import journal_item
 from diptych_bus.lifetime import stop, woken
 from diptych_bus.port import JournalItem
 from diptych_contracts import subjects
-from diptych_contracts.errors import Permanent, Transient
+from diptych_contracts.errors import Transient
 from diptych_contracts.ids import Incarnation
-from diptych_contracts.journal import JournalEntry
 from diptych_contracts.streams import TOKENS
-from diptych_contracts.wire import decode
 
 log = logging.getLogger("diptych.bus")
 
@@ -96,12 +95,8 @@ class Follower:
                 pass
 
     def _deliver(self, seq: int, data: bytes) -> None:
-        try:
-            entry = decode(data, JournalEntry)
-        except Permanent as err:
-            log.warning("journal_entry_skipped: %s %d: %s", self._subject, seq, err)
-            return
-        self._connection.lifetime.call(self._handler, JournalItem(seq, entry), self._subject)
+        if (item := journal_item(self._subject, seq, data)) is not None:
+            self._connection.lifetime.call(self._handler, item, self._subject)
 
     def _repair_soon(self) -> None:
         self._repairing = True

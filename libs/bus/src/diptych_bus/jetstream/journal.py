@@ -9,12 +9,13 @@ from diptych_bus.jetstream.answers import ApiError, api, stored
 from diptych_bus.jetstream.appending import Appender
 from diptych_bus.jetstream.connection import Connection
 from diptych_bus.jetstream.following import Follower
+from diptych_bus.journal_items import journal_item
 from diptych_bus.port import JournalItem, Span, always
 from diptych_contracts import subjects
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import JournalEntry
 from diptych_contracts.streams import TOKENS
-from diptych_contracts.wire import decode, encode
+from diptych_contracts.wire import encode
 
 
 class JetStreamJournal:
@@ -79,7 +80,8 @@ class JetStreamJournal:
                 seq = direct.seq_of(msg)
                 if until_seq is not None and seq > until_seq:
                     return
-                yield JournalItem(seq, decode(msg.data, JournalEntry))
+                if (item := journal_item(subject, seq, msg.data)) is not None:
+                    yield item
                 if seq == until_seq:
                     return
 

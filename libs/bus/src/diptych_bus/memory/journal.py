@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from uuid import uuid4
 
-from diptych_bus.lifetime import Lifetime, log
+from diptych_bus.journal_items import journal_item
+from diptych_bus.lifetime import Lifetime
 from diptych_bus.memory.broker import MemoryBroker
 from diptych_bus.memory.following import Following
 from diptych_bus.memory.stopping import Owned, Stopping
@@ -14,11 +15,11 @@ from diptych_bus.port import JournalItem, Span, Stored, Subscription, always
 from diptych_bus.ring import Ring, Unacked
 from diptych_bus.sizes import check_size
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, Permanent, Transient
+from diptych_contracts.errors import BusAway, Transient
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import JournalEntry
 from diptych_contracts.streams import TOKENS
-from diptych_contracts.wire import decode, encode
+from diptych_contracts.wire import encode
 
 CALL_S = 5.0
 CHECK_S = 0.1
@@ -88,7 +89,8 @@ class MemoryJournal:
         for message in messages:
             if until_seq is not None and message.seq > until_seq:
                 return
-            yield JournalItem(message.seq, decode(message.data, JournalEntry))
+            if (item := journal_item(message.subject, message.seq, message.data)) is not None:
+                yield item
 
     async def follow(
         self,
@@ -133,12 +135,8 @@ class MemoryJournal:
         return self._broker.streams[TOKENS.name]
 
     def _show(self, message: StoredMessage, handler: Callable[[JournalItem], None]) -> None:
-        try:
-            entry = decode(message.data, JournalEntry)
-        except Permanent as err:
-            log.warning("journal_entry_skipped: %s %d: %s", message.subject, message.seq, err)
-            return
-        self.lifetime.call(handler, JournalItem(message.seq, entry), message.subject)
+        if (item := journal_item(message.subject, message.seq, message.data)) is not None:
+            self.lifetime.call(handler, item, message.subject)
 
     async def _store(
         self, subject: str, data: bytes, headers: Mapping[str, str], timeout_s: float

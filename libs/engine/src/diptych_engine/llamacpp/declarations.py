@@ -94,6 +94,8 @@ bool llama_model_has_encoder(const void *model);
 bool llama_model_is_recurrent(const void *model);
 int32_t llama_model_n_swa(const void *model);
 bool llama_model_is_hybrid(const void *model);
+int32_t llama_model_n_embd_out(const void *model);
+int32_t llama_model_meta_val_str(const void *model, const char *key, char *text, size_t size);
 
 void *llama_init_from_model(void *model, struct llama_context_params params);
 void llama_free(void *context);
@@ -101,6 +103,8 @@ void llama_set_n_threads(void *context, int32_t n_threads, int32_t n_threads_bat
 
 int32_t llama_decode(void *context, struct llama_batch batch);
 float *llama_get_logits_ith(void *context, int32_t i);
+float *llama_get_embeddings_ith(void *context, int32_t i);
+struct llama_batch llama_batch_get_one(int32_t *tokens, int32_t n_tokens);
 
 void *llama_get_memory(const void *context);
 void llama_memory_clear(void *memory, bool data);
@@ -121,6 +125,7 @@ KNOWN_CONTEXT_DEFAULTS: dict[str, float] = {
     "n_batch": 2048,
     "n_ubatch": 512,
     "n_seq_max": 1,
+    "pooling_type": -1,
     "flash_attn_type": -1,
     "yarn_beta_fast": -1.0,
     "defrag_thold": -1.0,
@@ -150,5 +155,6 @@ KNOWN_MODEL_DEFAULTS: dict[str, float] = {
 
 TYPE_F16 = 1
 FLASH_ATTENTION_ON = 1
+POOLING_NONE = 0
 LOG_WARN = 3
 LOG_ERROR = 4

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from diptych_contracts.cards import KvLayout, ModelCard
 from diptych_contracts.errors import Incompatible, Permanent, Unverified
 from diptych_engine.llamacpp.declarations import BUILD
+from diptych_engine.llamacpp.embedding import LlamaCppEmbedder, gives_vectors
 from diptych_engine.llamacpp.kv_cells import KvCells, ascending
-from diptych_engine.llamacpp.library import installed_library, load_library
+from diptych_engine.llamacpp.library import Library, installed_library, load_library
 from diptych_engine.llamacpp.model import LoadedModel
 from diptych_engine.llamacpp.placement import Span, Want
 from diptych_engine.llamacpp.self_check import check_decoding
@@ -35,6 +36,7 @@ class LlamaCppEngine:
         self._model = LoadedModel(library, path, vocab_size=card.vocab_size, settings=settings)
         self._cells = KvCells(self._model, settings)
         self._step_tokens = settings.step_tokens
+        self.embedder = _embedder(library, self._model, settings, context_tokens)
         try:
             # Untouched pages make the first imports ten times slower.
             self._model.lib.llama_memory_clear(self._model.memory, True)
@@ -63,6 +65,8 @@ class LlamaCppEngine:
             # be forked at an earlier block.
             prefix_sequences=0 if self._model.sliding_window else settings.prefix_sequences,
             prefix_tokens=settings.prefix_cells,
+            embedding_size=self.embedder.size if self.embedder else 0,
+            embedding_tokens=self.embedder.max_tokens if self.embedder else 0,
         )
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
@@ -136,6 +140,8 @@ class LlamaCppEngine:
 
     def close(self) -> None:
         """Free the model; harmless when repeated."""
+        if self.embedder is not None:
+            self.embedder.close()
         self._model.close()
 
     def _block_bytes(self, tokens: int) -> int:
@@ -156,6 +162,18 @@ class LlamaCppEngine:
         if rest:
             raise Permanent(f"KV blobs of {full} and {one} bytes do not grow evenly with tokens")
         return one - per_token, per_token
+
+
+def _embedder(
+    library: Library, model: LoadedModel, settings: LlamaCppSettings, context_tokens: int
+) -> LlamaCppEmbedder | None:
+    """What makes vectors of texts; None: it is not wanted, or the model only ranks."""
+    max_tokens = min(settings.embedding_tokens, context_tokens)
+    if max_tokens < 1 or not gives_vectors(library, model.weights):
+        return None
+    return LlamaCppEmbedder(
+        library, model.weights, max_tokens=max_tokens, threads=settings.thread_count()
+    )
 
 
 def _context_tokens(card: ModelCard, settings: LlamaCppSettings) -> int:

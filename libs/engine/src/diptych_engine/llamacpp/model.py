@@ -130,6 +130,11 @@ class LoadedModel:
             raise RuntimeError(f"no logits at batch entry {index}: {self._library.last_error()}")
         return np.frombuffer(self.ffi.buffer(row, self._vocab_size * 4), np.float32)
 
+    @property
+    def weights(self) -> Any:
+        """For further contexts; they must be freed before it."""
+        return self._model
+
     def close(self) -> None:
         """Free context and weights; harmless when repeated."""
         if self.context != self.ffi.NULL:

@@ -27,6 +27,9 @@ class LlamaCppSettings:
     """Longest sequence; default: what the model card says."""
     step_tokens: int = 256
     """Most tokens in one step."""
+    embedding_tokens: int = 2048
+    """Longest text to make a vector of, at most the context; 0: none is made. Its KV is a context
+    of its own (47 MB for SmolLM2-135M), made with the first text."""
     prefix_sequences: int = PREFIX_SEQUENCES
     """Most cached prefixes; 0: none are kept."""
     prefix_tokens: int | None = None

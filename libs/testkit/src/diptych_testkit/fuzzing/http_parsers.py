@@ -19,6 +19,7 @@ from diptych_gateway.chat_resuming import wanted_by_event_id, wanted_by_query
 from diptych_gateway.checking import Call, check, check_metadata
 from diptych_gateway.class_checks import likely_class
 from diptych_gateway.completion_checks import check_completion, decode_completion
+from diptych_gateway.embedding_bodies import judge_embeddings
 from diptych_gateway.errors import ApiError, from_error
 from diptych_gateway.idempotency import once_of
 from diptych_gateway.input_pages import page as items_page
@@ -29,11 +30,7 @@ from diptych_gateway.response_bodies import decode_create, decode_frame_kind, de
 from diptych_gateway.response_checking import check_frame, check_response
 from diptych_gateway.responses import query
 from diptych_gateway.sockets import _lane as lane_of
-from diptych_gateway.tokenizing_bodies import (
-    decode_detokenize,
-    decode_embeddings,
-    decode_tokenize,
-)
+from diptych_gateway.tokenizing_bodies import decode_detokenize, decode_tokenize
 from diptych_gateway.uploading import read_form
 from diptych_testkit.fuzzing import bodies
 from diptych_testkit.fuzzing.bending import WHOLE_TEXTS, as_json, bent_bytes, bent_tree
@@ -143,7 +140,7 @@ def _obey(grammar: Grammar) -> None:
 
 def _tokens(data: bytes) -> None:
     """`/tokenize`, `/detokenize` and `/v1/embeddings`: what one refuses another may not."""
-    for read in (_tokenize, decode_detokenize, decode_embeddings):
+    for read in (_tokenize, decode_detokenize, judge_embeddings):
         with suppress(*_ERRORS):
             read(data)
 
