@@ -5,7 +5,14 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import Assignment, Mode, RecordState, RequestRecord
 from diptych_policy.attendance import Attendance
-from diptych_policy.deadlines import EndUnheard, Expire, GiveUpAttempt, Unread, overdue
+from diptych_policy.deadlines import (
+    EndUnheard,
+    Expire,
+    FenceUnheard,
+    GiveUpAttempt,
+    Unread,
+    overdue,
+)
 from diptych_policy.journal import RequestView
 from diptych_policy.live_request import LiveRequest, Stage
 from diptych_testkit.builders import GATEWAY, REQUEST, a_request, tokens
@@ -96,7 +103,8 @@ def test_what_is_overdue_between_tokens() -> None:
     late = overdue(live, now_s=60.0, unix_ms=0, end_again_s=2.0)
     assert late == GiveUpAttempt("no token within 60 s of the new attempt")
     live.to(Stage.FENCING, now_s=60.0)
-    assert overdue(live, now_s=999.0, unix_ms=0, end_again_s=2.0) is None
+    assert overdue(live, now_s=61.9, unix_ms=0, end_again_s=2.0) is None
+    assert overdue(live, now_s=62.0, unix_ms=0, end_again_s=2.0) == FenceUnheard()
 
 
 def test_the_total_deadline_comes_first() -> None:
