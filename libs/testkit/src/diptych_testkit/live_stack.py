@@ -68,7 +68,7 @@ class Process:
                 body: dict[str, object] = json.load(answer)
                 return {**body, "status": answer.status}
         except urllib.error.HTTPError as err:
-            return {"status": err.code}
+            return {**json.load(err), "status": err.code}
         except OSError:
             return {}
 
@@ -85,8 +85,14 @@ class Process:
 
     @property
     def incarnation(self) -> str:
-        """Its id on the bus."""
-        return str(self.readiness["incarnation"])
+        """Its id on the bus; waits while it is too busy to say."""
+        give_up_s = time.monotonic() + READY_S
+        while time.monotonic() < give_up_s:
+            said = self.readiness.get("incarnation")
+            if said is not None:
+                return str(said)
+            time.sleep(0.05)
+        raise AssertionError(f"{self.service} does not say who it is: {self.last_words()}")
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait until it serves; an early death shows its last words."""
