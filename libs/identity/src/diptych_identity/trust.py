@@ -94,6 +94,11 @@ class Trust:
         if not verified(token.subject, signature, signed_part(data)):
             raise NotTrusted(f"{name} did not sign this")
 
+    def role(self, jwt: str) -> Role | None:
+        """The role whose key signed `jwt`; None if it is nobody's. Raises `NotTrusted`."""
+        found = self._role(self._token(jwt))
+        return Role(found) if found in {role.value for role in Role} else None
+
     def _token(self, jwt: str) -> tokens.Token:
         token = self._cached.get(jwt)
         if token is None:
