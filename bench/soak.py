@@ -59,7 +59,7 @@ async def soak(stack: LiveStack, options: argparse.Namespace) -> bool:
     sampling.cancel()
     await asyncio.wait([sampling])
     held = await at_rest(watched)
-    sizes = await stream_sizes(stack.nats.url)
+    sizes = await stream_sizes(stack)
     print(f"{ended:,} requests at {ended / (time.monotonic() - begun_s):.1f}/s:", end=" ")
     print(", ".join(f"{n:,} {kind}" for kind, n in sorted(clients.tally.kinds.items())))
     if options.json is not None:

@@ -7,7 +7,6 @@ import urllib.request
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import nats
 import psutil
 from nats.aio.client import Client
 
@@ -95,9 +94,9 @@ def everybody(stack: LiveStack) -> list[Watched]:
     return [*services, Watched("nats-server", psutil.Process(stack.nats.pid), None)]
 
 
-async def stream_sizes(url: str) -> list[StreamSize]:
+async def stream_sizes(stack: LiveStack) -> list[StreamSize]:
     """Every stream and bucket of the server."""
-    client = await nats.connect(url)
+    client = await stack.client()
     try:
         listed = json.loads((await client.request("$JS.API.STREAM.NAMES", b"", 5)).data)
         names = sorted(listed["streams"])

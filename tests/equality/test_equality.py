@@ -12,7 +12,6 @@ from random import Random
 
 import pytest
 
-from diptych_bus.jetstream import JetStreamBus
 from diptych_contracts.ids import new_incarnation, new_request_id
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Deadlines, Forced, Mode, Request
@@ -101,7 +100,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 
 @pytest.fixture
 async def client(stack: LiveStack) -> AsyncIterator[BusClient]:
-    bus = await JetStreamBus.connect(stack.nats.url, name="test", wait_s=5)
+    bus = await stack.join()
     client = BusClient(bus, new_incarnation("gateway", Random()))
     await client.start()
     yield client

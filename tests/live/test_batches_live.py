@@ -9,7 +9,6 @@ from contextlib import suppress
 import openai
 import pytest
 
-from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.port import Gone, Kept
 from diptych_contracts.requests import PriorityClass, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
@@ -103,7 +102,7 @@ async def ran(stack: LiveStack) -> int:
         if isinstance(change, Kept):
             records[change.key] = change.value
 
-    bus = await JetStreamBus.connect(stack.nats.url, name="test", wait_s=5.0)
+    bus = await stack.join()
     try:
         watch = await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(hear)
         await watch.close()

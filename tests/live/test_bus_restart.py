@@ -12,15 +12,15 @@ import pytest
 from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.jetstream.watching import Watch
 from diptych_bus.port import Gone, JournalItem, Kept, Pulled
-from diptych_bus.server import NatsServer
 from diptych_contracts.errors import BusAway, Conflict
 from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import Fence, TokenEntry, TokenFrame
 from diptych_contracts.streams import LEASES, SCHEDULERS
 from diptych_contracts.wire import encode
+from diptych_identity.roles import Role
 from diptych_policy.journal import RequestView, parts
-from diptych_testkit.nats import running_nats
+from diptych_testkit.guarded_nats import GuardedNats, guarded_nats
 
 pytestmark = pytest.mark.live
 
@@ -29,16 +29,18 @@ HEALED_S = 2.0
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    with running_nats(tmp_path / "nats") as running:
+def server(tmp_path: Path) -> Iterator[GuardedNats]:
+    with guarded_nats(tmp_path / "bus", unbound=Role.SUPERVISOR) as running:
         yield running
 
 
+async def join(server: GuardedNats, name: str) -> JetStreamBus:
+    return await server.join(Role.SUPERVISOR, name)
+
+
 @asynccontextmanager
-async def buses(server: NatsServer, count: int) -> AsyncIterator[list[JetStreamBus]]:
-    opened = [
-        await JetStreamBus.connect(server.url, name=f"b{n}", wait_s=5.0) for n in range(count)
-    ]
+async def buses(server: GuardedNats, count: int) -> AsyncIterator[list[JetStreamBus]]:
+    opened = [await join(server, f"b{n}") for n in range(count)]
     try:
         yield opened
     finally:
@@ -54,10 +56,10 @@ async def eventually(condition: Callable[[], bool], timeout_s: float) -> float:
     return time.monotonic() - start_s
 
 
-async def restart(server: NatsServer, away_s: float = 0.3) -> None:
-    await server.kill()
+async def restart(server: GuardedNats, away_s: float = 0.3) -> None:
+    await server.server.kill()
     await asyncio.sleep(away_s)
-    await server.start()
+    await server.server.start()
 
 
 def beat(count: int) -> Beat:
@@ -95,7 +97,7 @@ def answers(items: list[JournalItem], names: list[str]) -> dict[str, list[int]]:
 
 
 async def disturb_and_check(
-    server: NatsServer, disturb: Callable[[], "asyncio.Future[None]"], healed_s: float
+    server: GuardedNats, disturb: Callable[[], "asyncio.Future[None]"], healed_s: float
 ) -> None:
     async with buses(server, 3) as (gateway, *workers):
         followed: list[JournalItem] = []
@@ -122,7 +124,7 @@ async def disturb_and_check(
         assert took_s < healed_s, f"healed after {took_s:.2f} s"
 
 
-async def test_the_journal_survives_kills(server: NatsServer) -> None:
+async def test_the_journal_survives_kills(server: GuardedNats) -> None:
     async def disturb() -> None:
         for _ in range(3):
             await restart(server)
@@ -131,31 +133,31 @@ async def test_the_journal_survives_kills(server: NatsServer) -> None:
     await disturb_and_check(server, lambda: asyncio.ensure_future(disturb()), HEALED_S)
 
 
-async def test_the_journal_survives_a_freeze(server: NatsServer) -> None:
+async def test_the_journal_survives_a_freeze(server: GuardedNats) -> None:
     async def disturb() -> None:
-        server.freeze()
+        server.server.freeze()
         await asyncio.sleep(3.5)
-        server.thaw()
+        server.server.thaw()
 
     await disturb_and_check(server, lambda: asyncio.ensure_future(disturb()), HEALED_S)
 
 
-async def test_a_short_freeze_needs_no_reconnect(server: NatsServer) -> None:
+async def test_a_short_freeze_needs_no_reconnect(server: GuardedNats) -> None:
     async def disturb() -> None:
-        server.freeze()
+        server.server.freeze()
         await asyncio.sleep(1.0)
-        server.thaw()
+        server.server.thaw()
 
     await disturb_and_check(server, lambda: asyncio.ensure_future(disturb()), HEALED_S)
 
 
 async def test_the_ring_fills_while_the_server_is_away_and_empties_in_order(
-    server: NatsServer,
+    server: GuardedNats,
 ) -> None:
     async with buses(server, 2) as (gateway, worker):
         followed: list[JournalItem] = []
         await gateway.follow(GATEWAY, followed.append)
-        await server.kill()
+        await server.server.kill()
         await eventually(lambda: not worker.connected, 2.0)
 
         count = 0
@@ -163,7 +165,7 @@ async def test_the_ring_fills_while_the_server_is_away_and_empties_in_order(
             worker.append(GATEWAY, frame("w0", count))
             count += 1
         assert not await worker.flush(0.05)
-        await server.start()
+        await server.server.start()
 
         assert await worker.flush(5.0)
         await eventually(lambda: len(followed) >= count, 3.0)
@@ -171,7 +173,7 @@ async def test_the_ring_fills_while_the_server_is_away_and_empties_in_order(
         assert tokens == list(range(count))
 
 
-async def test_acknowledged_records_survive_kills(server: NatsServer) -> None:
+async def test_acknowledged_records_survive_kills(server: GuardedNats) -> None:
     async with buses(server, 1) as (bus,):
         acknowledged: list[tuple[int, int]] = []
         stop = asyncio.Event()
@@ -201,7 +203,7 @@ async def test_acknowledged_records_survive_kills(server: NatsServer) -> None:
         ]
 
 
-async def test_a_pull_goes_on_after_a_kill(server: NatsServer) -> None:
+async def test_a_pull_goes_on_after_a_kill(server: GuardedNats) -> None:
     """A killed server forgets acks it had not written yet: those messages come again."""
     async with buses(server, 2) as (gateway, scheduler):
         taken: list[int] = []
@@ -227,7 +229,7 @@ async def test_a_pull_goes_on_after_a_kill(server: NatsServer) -> None:
         assert took_s < 1.0
 
 
-async def test_a_pull_goes_on_after_a_freeze(server: NatsServer) -> None:
+async def test_a_pull_goes_on_after_a_freeze(server: GuardedNats) -> None:
     async with buses(server, 2) as (gateway, scheduler):
         taken: list[int] = []
         acks: set[asyncio.Task[None]] = set()
@@ -237,16 +239,16 @@ async def test_a_pull_goes_on_after_a_freeze(server: NatsServer) -> None:
             acks.add(asyncio.ensure_future(pulled.ack()))
 
         await scheduler.pull(SCHEDULERS, take, paused=lambda: False)
-        server.freeze()
+        server.server.freeze()
         await asyncio.sleep(3.5)
         assert not scheduler.connected
-        server.thaw()
+        server.server.thaw()
         await gateway.store("request.batch.m", beat(0), msg_id="r0", timeout_s=5.0)
 
         assert await eventually(lambda: bool(taken), 5.0) < HEALED_S
 
 
-async def test_a_watch_heals_after_a_kill(server: NatsServer) -> None:
+async def test_a_watch_heals_after_a_kill(server: GuardedNats) -> None:
     async with buses(server, 2) as (here, there):
         state: dict[str, int] = {}
 
@@ -274,7 +276,7 @@ async def test_a_watch_heals_after_a_kill(server: NatsServer) -> None:
         assert await eventually(lambda: "d" in state, 2.0) < 1.0
 
 
-async def test_a_watch_that_forgets_final_values_goes_on_where_it_was(server: NatsServer) -> None:
+async def test_a_watch_that_forgets_final_values_goes_on_where_it_was(server: GuardedNats) -> None:
     async with buses(server, 2) as (here, there):
         told: list[tuple[str, int | None]] = []
 
@@ -295,7 +297,7 @@ async def test_a_watch_that_forgets_final_values_goes_on_where_it_was(server: Na
         assert told[4:] == [("live", 9), ("new", 1)], "what was final is not told again"
 
 
-async def test_a_watch_lists_very_many_final_values_and_keeps_none(server: NatsServer) -> None:
+async def test_a_watch_lists_very_many_final_values_and_keeps_none(server: GuardedNats) -> None:
     """A scheduler's start beside 15 minutes of closed records: the listing never ended before."""
     async with buses(server, 2) as (here, there):
         client = there._connection.client
@@ -316,11 +318,11 @@ async def test_a_watch_lists_very_many_final_values_and_keeps_none(server: NatsS
         assert (watch._revisions, watch._expiries) == ({}, {})
 
 
-async def test_calls_wait_for_the_server_within_their_deadline(server: NatsServer) -> None:
+async def test_calls_wait_for_the_server_within_their_deadline(server: GuardedNats) -> None:
     async with buses(server, 1) as (bus,):
         bucket = bus.bucket(LEASES, Beat)
         revision = await bucket.create("a", beat(1))
-        await server.kill()
+        await server.server.kill()
         await eventually(lambda: not bus.connected, 2.0)
 
         with pytest.raises(BusAway):
@@ -332,7 +334,7 @@ async def test_calls_wait_for_the_server_within_their_deadline(server: NatsServe
             bus.store("request.batch.m", beat(0), msg_id="r0", timeout_s=5.0)
         )
         updated = asyncio.ensure_future(bucket.update("a", beat(2), revision))
-        await server.start()
+        await server.server.start()
 
         assert (await stored).seq == 1
         assert await updated > revision
@@ -341,12 +343,12 @@ async def test_calls_wait_for_the_server_within_their_deadline(server: NatsServe
         assert (await bus.store("request.batch.m", beat(0), msg_id="r0", timeout_s=5.0)).duplicate
 
 
-async def test_close_does_not_wait_for_a_server_that_is_away(server: NatsServer) -> None:
+async def test_close_does_not_wait_for_a_server_that_is_away(server: GuardedNats) -> None:
     async with buses(server, 1) as (bus,):
         await bus.follow(GATEWAY, lambda _: None)
         await bus.bucket(LEASES, Beat).watch(lambda _: None)
         await bus.pull(SCHEDULERS, lambda _: None, paused=lambda: False)
-        await server.kill()
+        await server.server.kill()
         await eventually(lambda: not bus.connected, 2.0)
         bus.append(GATEWAY, frame("w0", 0))
         start_s = time.monotonic()
@@ -357,10 +359,8 @@ async def test_close_does_not_wait_for_a_server_that_is_away(server: NatsServer)
         assert await bus.closed is None
 
 
-async def test_five_services_may_start_at_once(server: NatsServer) -> None:
-    opened = await asyncio.gather(
-        *(JetStreamBus.connect(server.url, name=f"s{n}", wait_s=5.0) for n in range(5))
-    )
+async def test_five_services_may_start_at_once(server: GuardedNats) -> None:
+    opened = await asyncio.gather(*(join(server, f"s{n}") for n in range(5)))
 
     for bus in opened:
         assert bus.connected

@@ -109,7 +109,7 @@ async def test_nothing_is_left_of_a_thousand_requests(stack: LiveStack) -> None:
     assert set(crowd.outcomes) <= {"whole", "left", "left early"}, crowd.outcomes
     assert crowd.outcomes["left"] + crowd.outcomes["left early"] > 150, crowd.outcomes
 
-    bus = await JetStreamBus.connect(stack.nats.url, name="test", wait_s=5.0)
+    bus = await stack.join()
     try:
         await until_settled(bus)
         workers = [p.incarnation for p in stack.processes if p.service.endswith("worker")]

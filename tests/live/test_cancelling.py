@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.port import Delivery
 from diptych_contracts import subjects
 from diptych_contracts.fleet import WorkerLoad
@@ -58,7 +57,7 @@ class Loads:
 
 @pytest.fixture
 async def loads(stack: LiveStack) -> AsyncIterator[Loads]:
-    bus = await JetStreamBus.connect(stack.nats.url, name="test", wait_s=5)
+    bus = await stack.join()
     heard = Loads()
     await bus.subscribe(subjects.LOADS, heard.hear)
     await heard.until(Loads.idle)

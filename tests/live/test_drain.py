@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from diptych_bus.jetstream import JetStreamBus
 from diptych_contracts.events import LifeCycleEvent, MemberDrained
 from diptych_contracts.streams import EVENTS
 from diptych_testkit.live_stack import MODEL, LiveStack, Process
@@ -61,7 +60,7 @@ class Load:
 
 async def drained(stack: LiveStack, member: str) -> MemberDrained:
     """The event of a member's drain."""
-    bus = await JetStreamBus.connect(stack.nats.url, name="test", wait_s=5.0)
+    bus = await stack.join()
     try:
         for seq in range(1, 10_000):
             stored = await bus.stored(EVENTS.name, seq)

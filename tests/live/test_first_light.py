@@ -10,7 +10,6 @@ import nats
 import openai
 import pytest
 
-from diptych_bus.jetstream import JetStreamBus
 from diptych_contracts.ids import new_incarnation, new_request_id
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Forced, Mode
@@ -112,7 +111,7 @@ def numbered(n_tokens: int) -> tuple[int, ...]:
 
 @pytest.fixture
 async def bus_client(stack: LiveStack) -> AsyncIterator[BusClient]:
-    bus = await JetStreamBus.connect(stack.nats.url, name="test", wait_s=5)
+    bus = await stack.join()
     client = BusClient(bus, new_incarnation("gateway", Random()))
     await client.start()
     yield client
@@ -175,7 +174,7 @@ async def test_chat_in_any_language_equals_one_bare_engine(
 async def test_kv_bytes_never_appear_on_the_bus(
     stack: LiveStack, client: openai.AsyncOpenAI
 ) -> None:
-    connection = await nats.connect(stack.nats.url)
+    connection = await stack.client()
     seen = {"bytes": 0, "largest": 0, "messages": 0}
 
     async def count(message: nats.aio.msg.Msg) -> None:

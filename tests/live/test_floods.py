@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import nats
 import psutil
 import pytest
 
@@ -229,7 +228,7 @@ async def test_a_full_jetstream_is_told_at_once_and_forgotten_when_there_is_room
 
 async def limit(stack: LiveStack, stream: str, max_bytes: int) -> int:
     """Give a stream another limit; gives the one it had."""
-    client = await nats.connect(stack.nats.url)
+    client = await stack.client()
     try:
         told = await client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=5)
         config = json.loads(told.data)["config"]

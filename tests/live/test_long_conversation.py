@@ -55,7 +55,7 @@ def client_of(base_url: str) -> openai.AsyncOpenAI:
 
 @asynccontextmanager
 async def objects(stack: LiveStack) -> AsyncIterator[JetStreamBus]:
-    bus = await JetStreamBus.connect(stack.nats.url, name="test", wait_s=5)
+    bus = await stack.join()
     try:
         yield bus
     finally:

@@ -41,7 +41,7 @@ async def test_a_budget_is_kept_while_a_governor_lives_and_no_longer(own_stack: 
     governor = own_stack.start("power-governor", BUDGET_W=str(BUDGET_W), LEASE_S="3")
     for process in (*workers, governor):
         await asyncio.to_thread(process.wait_ready)
-    bus = await JetStreamBus.connect(own_stack.nats.url, name="test", wait_s=5)
+    bus = await own_stack.join()
     try:
         await caps_become(bus, (BUDGET_W / 2, BUDGET_W), timeout_s=10)
         governor.kill()

@@ -1,27 +1,27 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import nats
 import pytest
 
-from diptych_bus.server import NatsServer
 from diptych_chassis.beats import BeatThread
 from diptych_chassis.vitals import Readiness, Vitals
 from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.wire import decode
-from diptych_testkit.ports import free_port
+from diptych_identity.roles import Role
+from diptych_testkit.guarded_nats import GuardedNats, guarded_nats
 
 ME = Incarnation("gateway-1")
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    async with NatsServer(tmp_path / "nats", port=free_port()) as server:
-        yield server
+def bus(tmp_path: Path) -> Iterator[GuardedNats]:
+    with guarded_nats(tmp_path) as bus:
+        yield bus
 
 
 class Heard:
@@ -45,26 +45,28 @@ async def eventually(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-async def heard(server: NatsServer) -> AsyncIterator[Heard]:
+async def heard(bus: GuardedNats) -> AsyncIterator[Heard]:
     heard = Heard()
-    client = await nats.connect(server.url, reconnect_time_wait=0.05, error_cb=_quiet)
+    client = await bus.client(reconnect_time_wait=0.05)
     await client.subscribe("beat.*", cb=heard.hear)
     await client.flush()
     yield heard
     await client.close()
 
 
-async def _quiet(_: Exception) -> None:
-    pass
-
-
-def beating(url: str) -> tuple[BeatThread, Vitals]:
+def beating(bus: GuardedNats) -> tuple[BeatThread, Vitals]:
     vitals = Vitals(time.monotonic())
-    return BeatThread(ME, "gateway", url=url, vitals=vitals), vitals
+    access = bus.access(Role.GATEWAY, ME)
+    return BeatThread(ME, "gateway", url=bus.url, vitals=vitals, access=access), vitals
 
 
-async def test_beats_go_on_while_the_main_loop_is_busy(server: NatsServer, heard: Heard) -> None:
-    thread, _ = beating(server.url)
+def alone() -> tuple[BeatThread, Vitals]:
+    vitals = Vitals(time.monotonic())
+    return BeatThread(ME, "gateway", url="nats://127.0.0.1:9", vitals=vitals), vitals
+
+
+async def test_beats_go_on_while_the_main_loop_is_busy(bus: GuardedNats, heard: Heard) -> None:
+    thread, _ = beating(bus)
     thread.start()
     try:
         await heard.until(lambda beat: beat.count == 1)
@@ -75,8 +77,8 @@ async def test_beats_go_on_while_the_main_loop_is_busy(server: NatsServer, heard
     assert (last.member, last.service, last.pid) == (ME, "gateway", os.getpid())
 
 
-async def test_beats_carry_readiness_and_are_noted(server: NatsServer, heard: Heard) -> None:
-    thread, vitals = beating(server.url)
+async def test_beats_carry_readiness_and_are_noted(bus: GuardedNats, heard: Heard) -> None:
+    thread, vitals = beating(bus)
     began_s = time.monotonic()
     thread.start()
     try:
@@ -95,17 +97,17 @@ async def test_beats_carry_readiness_and_are_noted(server: NatsServer, heard: He
 
 
 async def test_beats_come_back_with_the_server_and_none_are_late(
-    server: NatsServer, heard: Heard
+    bus: GuardedNats, heard: Heard
 ) -> None:
-    thread, vitals = beating(server.url)
+    thread, vitals = beating(bus)
     thread.start()
     try:
         await heard.until(lambda beat: True)
-        await server.kill()
+        await bus.server.kill()
         await asyncio.sleep(0.3)
         heard.beats.clear()
         back_s = time.monotonic()
-        await server.start()
+        await bus.server.start()
         await heard.until(lambda beat: True)
         await asyncio.sleep(0.3)
     finally:
@@ -116,24 +118,22 @@ async def test_beats_come_back_with_the_server_and_none_are_late(
         assert sent_s >= back_s
 
 
-async def test_it_waits_for_a_server_that_comes_later(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path / "nats", port=free_port())
-    await server.start()
-    await server.stop()
-    thread, vitals = beating(server.url)
+async def test_it_waits_for_a_server_that_comes_later(bus: GuardedNats) -> None:
+    await bus.server.stop()
+    thread, vitals = beating(bus)
     thread.start()
     try:
         assert vitals.beat_sent_s(1) is None
-        await server.start()
+        await bus.server.start()
         await eventually(lambda: vitals.beat_sent_s(1) is not None)
         assert vitals.readiness.ready is False, "beating is not serving"
     finally:
         thread.stop()
-        await server.stop()
+        await bus.server.stop()
 
 
 def test_stopping_does_not_need_a_server() -> None:
-    thread, _ = beating("nats://127.0.0.1:9")
+    thread, _ = alone()
     thread.start()
     began_s = time.monotonic()
     thread.stop()
@@ -141,6 +141,6 @@ def test_stopping_does_not_need_a_server() -> None:
 
 
 def test_stopping_what_never_started_is_fine() -> None:
-    thread, vitals = beating("nats://127.0.0.1:9")
+    thread, vitals = alone()
     thread.stop()
     assert vitals.beat_sent_s(1) is None

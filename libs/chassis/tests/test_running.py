@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
-from diptych_bus.server import NatsServer
-from diptych_testkit.ports import free_port
+from diptych_identity import identity
+from diptych_identity.roles import Role
+from diptych_testkit.guarded_nats import GuardedNats, guarded_nats
 
 PROGRAM = """
 import asyncio, os, sys
 from diptych_chassis.running import run
 from diptych_chassis.settings import ServiceSettings, read_settings
 from diptych_contracts.errors import Permanent
+from diptych_contracts.fleet import Beat
 
 async def serve(member):
     {body}
@@ -31,18 +33,18 @@ SERVE = "member.ready(True); await member.stopping.wait()"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[NatsServer]:
-    server = NatsServer(tmp_path / "nats", port=free_port())
-    server.start_blocking()
-    yield server
-    server.stop_blocking()
+def bus(tmp_path: Path) -> Iterator[GuardedNats]:
+    with guarded_nats(tmp_path) as bus:
+        yield bus
 
 
 class Service:
     """A service in a process of its own, and its log."""
 
-    def __init__(self, body: str, **settings: str) -> None:
-        environment = {f"DIPTYCH_GATEWAY__{name.upper()}": v for name, v in settings.items()}
+    def __init__(self, body: str, bus: GuardedNats, **settings: str) -> None:
+        environment = bus.environment("gateway") | {
+            f"DIPTYCH_GATEWAY__{name.upper()}": v for name, v in settings.items()
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM.format(body=body)],
             stderr=subprocess.PIPE,
@@ -79,8 +81,8 @@ def probe(port: int, path: str) -> tuple[int, bytes]:
             return err.code, err.read()
 
 
-def test_a_life_ends_cleanly_when_asked(server: NatsServer) -> None:
-    service = Service(SERVE, nats_url=server.url)
+def test_a_life_ends_cleanly_when_asked(bus: GuardedNats) -> None:
+    service = Service(SERVE, bus)
     port = service.until("service_started")["health_port"]
     assert probe(port, "/health/live")[0] == 200
     status, body = probe(port, "/health/ready")
@@ -91,9 +93,9 @@ def test_a_life_ends_cleanly_when_asked(server: NatsServer) -> None:
     assert [line["event"] for line in service.lines[-2:]] == ["service_stopping", "service_stopped"]
 
 
-def test_probes_say_why_it_is_not_ready(server: NatsServer) -> None:
+def test_probes_say_why_it_is_not_ready(bus: GuardedNats) -> None:
     body = "member.ready(False, 'loading'); await member.stopping.wait()"
-    service = Service(body, nats_url=server.url)
+    service = Service(body, bus)
     port = service.until("service_started")["health_port"]
     status, answer = probe(port, "/health/ready")
     assert (status, json.loads(answer)["ok"]) == (503, False)
@@ -101,8 +103,8 @@ def test_probes_say_why_it_is_not_ready(server: NatsServer) -> None:
     assert service.ended() == 0
 
 
-def test_a_hung_main_loop_is_not_live(server: NatsServer) -> None:
-    service = Service("import time; member.ready(True); time.sleep(60)", nats_url=server.url)
+def test_a_hung_main_loop_is_not_live(bus: GuardedNats) -> None:
+    service = Service("import time; member.ready(True); time.sleep(60)", bus)
     port = service.until("service_started")["health_port"]
     deadline_s = time.monotonic() + 60
     while probe(port, "/health/live")[0] == 200:
@@ -113,56 +115,63 @@ def test_a_hung_main_loop_is_not_live(server: NatsServer) -> None:
     service.ended()
 
 
-def test_losing_the_bus_is_told_and_survived(server: NatsServer) -> None:
-    service = Service(SERVE, nats_url=server.url)
+def test_losing_the_bus_is_told_and_survived(bus: GuardedNats) -> None:
+    service = Service(SERVE, bus)
     service.until("service_started")
-    server.kill_blocking()
+    bus.server.kill_blocking()
     assert service.until("bus_away")["level"] == "warning"
-    server.start_blocking()
+    bus.server.start_blocking()
     service.until("bus_returned")
     service.process.send_signal(signal.SIGTERM)
     assert service.ended() == 0
 
 
-def test_a_bus_that_is_not_there_is_one_line_and_another_try() -> None:
-    service = Service(SERVE, nats_url="nats://127.0.0.1:9", bus_wait_s="0.2")
+def test_a_bus_that_is_not_there_is_one_line_and_another_try(bus: GuardedNats) -> None:
+    service = Service(SERVE, bus, nats_url="tls://127.0.0.1:9", bus_wait_s="0.2")
     assert service.ended() == 1
     told = service.named("start_failed")
     assert told["error"] == "BusAway"
-    assert "nats://127.0.0.1:9" in told["reason"]
+    assert "tls://127.0.0.1:9" in told["reason"]
     assert "exception" not in told
 
 
-def test_what_can_never_work_is_one_line_and_exit_code_two(server: NatsServer) -> None:
-    service = Service("raise Permanent('expected a GGUF file, got a cat')", nats_url=server.url)
+def test_what_can_never_work_is_one_line_and_exit_code_two(bus: GuardedNats) -> None:
+    service = Service("raise Permanent('expected a GGUF file, got a cat')", bus)
     assert service.ended() == 2
     told = service.named("start_failed")
     assert told["reason"] == "expected a GGUF file, got a cat"
 
 
-def test_a_taken_health_port_is_one_line(server: NatsServer) -> None:
-    service = Service(SERVE, nats_url=server.url, health_port=str(server.port))
+def test_a_taken_health_port_is_one_line(bus: GuardedNats) -> None:
+    service = Service(SERVE, bus, health_port=str(bus.server.port))
     assert service.ended() == 1
-    assert f"cannot listen on 127.0.0.1:{server.port}" in service.named("start_failed")["reason"]
+    assert (
+        f"cannot listen on 127.0.0.1:{bus.server.port}" in service.named("start_failed")["reason"]
+    )
 
 
-def test_a_bug_is_one_line_with_its_traceback(server: NatsServer) -> None:
-    service = Service("member.ready(True); raise KeyError('x')", nats_url=server.url)
+def test_a_bug_is_one_line_with_its_traceback(bus: GuardedNats) -> None:
+    service = Service("member.ready(True); raise KeyError('x')", bus)
     assert service.ended() == 1
     told = service.named("service_failed")
     assert (told["level"], told["error"]) == ("error", "KeyError")
     assert "KeyError: 'x'" in told["exception"]
 
 
-def test_a_handler_with_a_bug_ends_the_process(server: NatsServer) -> None:
-    body = "await member.bus.subscribe('beat.*', lambda _: {}['x']); await member.stopping.wait()"
-    service = Service("member.ready(True); " + body, nats_url=server.url)
+def test_a_handler_with_a_bug_ends_the_process(bus: GuardedNats) -> None:
+    mine = "'attended.' + member.incarnation"
+    body = (
+        f"await member.bus.subscribe({mine}, lambda _: {{}}['x']); "
+        f"await member.bus.publish({mine}, Beat(member='a', service='b', count=1)); "
+        "await member.stopping.wait()"
+    )
+    service = Service("member.ready(True); " + body, bus)
     assert service.ended() == 1
     assert service.named("service_failed")["error"] == "KeyError"
 
 
-def test_a_process_that_still_waits_for_its_bus_ends_at_once() -> None:
-    service = Service(SERVE, nats_url="nats://127.0.0.1:9")
+def test_a_process_that_still_waits_for_its_bus_ends_at_once(bus: GuardedNats) -> None:
+    service = Service(SERVE, bus, nats_url="tls://127.0.0.1:9")
     service.until("service_connecting")
     began_s = time.monotonic()
     service.process.send_signal(signal.SIGTERM)
@@ -170,8 +179,8 @@ def test_a_process_that_still_waits_for_its_bus_ends_at_once() -> None:
     assert (code, time.monotonic() - began_s < 20) == (0, True)
 
 
-def test_a_stop_that_takes_too_long_is_cut_off(server: NatsServer) -> None:
-    service = Service("member.ready(True); await asyncio.sleep(60)", nats_url=server.url)
+def test_a_stop_that_takes_too_long_is_cut_off(bus: GuardedNats) -> None:
+    service = Service("member.ready(True); await asyncio.sleep(60)", bus)
     service.until("service_started")
     service.process.send_signal(signal.SIGTERM)
     service.until("service_stopping")
@@ -182,14 +191,47 @@ def test_a_stop_that_takes_too_long_is_cut_off(server: NatsServer) -> None:
 
 @pytest.mark.parametrize(("number", "drain_s"), [(signal.SIGTERM, 30.0), (signal.SIGINT, 4.0)])
 def test_a_person_at_the_keyboard_need_not_wait_for_a_long_drain(
-    number: signal.Signals, drain_s: float, server: NatsServer
+    number: signal.Signals, drain_s: float, bus: GuardedNats
 ) -> None:
     body = (
         "member.ready(True); await member.stopping.wait(); "
         "raise KeyError(member.stopping.drain_s(30.0))"
     )
-    service = Service(body, nats_url=server.url)
+    service = Service(body, bus)
     service.until("service_started")
     service.process.send_signal(number)
     service.ended()
     assert f"KeyError: {drain_s}" in service.named("service_failed")["exception"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"identity": ""}, "DIPTYCH_GATEWAY__IDENTITY must be set"),
+        ({"nats_url": "nats://127.0.0.1:4222"}, "expected tls://HOST:PORT"),
+        ({"identity": "/nowhere"}, "cannot read the identity /nowhere"),
+        ({"trust": "/nowhere"}, "cannot read what to trust from /nowhere"),
+    ],
+)
+def test_there_is_no_way_in_without_an_identity(
+    bus: GuardedNats, settings: dict[str, str], reason: str
+) -> None:
+    service = Service(SERVE, bus, **settings)
+    assert service.ended() == 2
+    assert reason in service.named("start_failed")["reason"]
+
+
+def test_another_role_s_identity_is_refused(bus: GuardedNats) -> None:
+    service = Service(SERVE, bus, identity=str(bus.issue(Role.SCHEDULER)))
+    assert service.ended() == 2
+    assert "is of a scheduler, expected a gateway" in service.named("start_failed")["reason"]
+
+
+def test_a_revoked_process_ends(bus: GuardedNats) -> None:
+    path = bus.issue(Role.GATEWAY)
+    service = Service(SERVE, bus, identity=str(path))
+    service.until("service_started")
+    bus.authority.revoke_identity(identity.read(path))
+    bus.reload()
+    assert service.ended() == 1
+    assert "refuses this process's identity" in str(service.named("service_failed"))

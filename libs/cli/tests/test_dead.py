@@ -4,12 +4,14 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
+from diptych_bus.permissions.granting import table
 from diptych_cli import commands, dead
 from diptych_cli.failing import CliError
 from diptych_cli.graveyard import Grave, graves, pick
@@ -31,6 +33,7 @@ from diptych_contracts.streams import (
     RESPONSES,
 )
 from diptych_contracts.wire import Message, encode
+from diptych_identity.authority import Authority
 from diptych_testkit.builders import GATEWAY, MODEL, a_request
 from diptych_testkit.tiny_gguf import tiny_card
 
@@ -313,9 +316,16 @@ def test_a_bus_that_goes_away_is_told(stack: Stack, monkeypatch: pytest.MonkeyPa
         dead.show_all(PLACE, as_json=False)
 
 
-def test_nobody_at_the_url_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["dead", "list", "--url", "nats://127.0.0.1:1"]) == 1
+def test_nobody_at_the_url_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DIPTYCH_IDENTITY", raising=False)
+    me = str(Authority.make(tmp_path / "certs", table()).issue_operator())
+    where = ["dead", "list", "--url", "tls://127.0.0.1:1"]
+    assert commands.main([*where, "--identity", me]) == 1
     assert "the stack's bus does not answer" in capsys.readouterr().err
+    assert commands.main(where) == 1
+    assert "asks who you are" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("retry",), ("retry", "--all", "5f")])

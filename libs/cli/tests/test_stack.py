@@ -55,7 +55,8 @@ def test_a_child_is_tethered_and_told_its_settings() -> None:
     tether = (sys.executable, "-m", "diptych_chassis.tether", str(os.getpid()), "--")
     assert worker.command == (*tether, sys.executable, "-m", "diptych_decode_worker")
     assert worker.environment == {
-        "DIPTYCH_ALL__NATS_URL": "nats://127.0.0.1:4333",
+        "DIPTYCH_ALL__NATS_URL": "tls://127.0.0.1:4333",
+        "DIPTYCH_ALL__TRUST": "trust.pem",
         "DIPTYCH_ALL__LOG_FORMAT": "json",
         "DIPTYCH_ALL__LOG_LEVEL": "info",
         "DIPTYCH_ALL__DRAIN_S": "60",
@@ -85,6 +86,6 @@ def test_the_welcome_holds_commands_that_work_as_they_stand() -> None:
     assert "Diptych serves m at http://127.0.0.1:8080/v1 (ready in 3.1 s)" in text
     assert "curl -N http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type" in text
     assert '"content": "What is the capital of France?"' in text
-    assert "DIPTYCH_ALL__NATS_URL=nats://127.0.0.1:4333" in text
+    assert "DIPTYCH_ALL__NATS_URL=tls://127.0.0.1:4333" in text
     assert "DIPTYCH_DECODE_WORKER__MODEL_PATH=/w/m.gguf" in text
     assert text.rstrip().endswith("Stop with Ctrl-C.")

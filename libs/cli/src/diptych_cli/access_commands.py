@@ -113,6 +113,7 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", "--nats", metavar="URL", help="another NATS than the stack's")
     parser.add_argument("--port", type=_count, help="of the stack (the only one that runs)")
     parser.add_argument("--dir", type=Path, help="of the stack, if it was started with --dir")
+    parser.add_argument("--identity", type=Path, metavar="FILE", help="who you are (its operator)")
 
 
 def _parser(commands: Any, name: str, about: str, short: str) -> argparse.ArgumentParser:

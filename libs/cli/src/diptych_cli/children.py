@@ -38,6 +38,10 @@ class Child:
         """Ask it to end soon."""
         self._signal(signal.SIGINT)
 
+    def reload(self) -> None:
+        """Have it read again what it was told to believe."""
+        self._signal(signal.SIGHUP)
+
     def kill(self) -> None:
         """End it."""
         self._signal(signal.SIGKILL)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych_cli import access_commands, catalogue, teaching
+from diptych_cli import access_commands, catalogue, certs_commands, teaching
 from diptych_cli.failing import CliError, need
 
 _DEFAULT_PORT = 8080
@@ -18,6 +18,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     try:
+        if "identity" in options:
+            need("diptych_cli.credentials").choose(options.identity)
         return int(options.run(options))
     except CliError as err:
         sys.stderr.write(f"diptych: {err}\n")
@@ -41,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_kv,
         _add_dead,
         *access_commands.ADDED,
+        certs_commands.add,
         _add_models,
         _add_doctor,
     ):
@@ -183,6 +186,7 @@ def _run_dead_retry(options: argparse.Namespace) -> int:
 def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, help="of the stack (the only one that runs)")
     parser.add_argument("--dir", type=Path, help="of the stack, if it was started with --dir")
+    parser.add_argument("--identity", type=Path, metavar="FILE", help="who you are (its operator)")
 
 
 def _running(options: argparse.Namespace) -> Any:

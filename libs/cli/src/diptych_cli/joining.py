@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from diptych_bus.jetstream import JetStreamBus
+from diptych_cli import credentials
 from diptych_cli.failing import CliError
 from diptych_contracts.errors import Transient
 
@@ -16,12 +17,13 @@ async def joined(url: str) -> AsyncIterator[JetStreamBus]:
     """The bus at `url`, inside the `with`.
 
     Raises:
-        CliError: nobody answers there.
+        CliError: nobody answers there, or nothing says who this is.
     """
+    me = credentials.access(url)
     # What goes wrong is told by the command, not by a log.
     logging.getLogger("diptych.bus").setLevel(logging.CRITICAL)
     try:
-        bus = await JetStreamBus.connect(url, name="diptych-cli", wait_s=_WAIT_S)
+        bus = await JetStreamBus.connect(url, name=me.name, wait_s=_WAIT_S, access=me)
     except Transient as err:
         raise CliError(f"the stack's bus does not answer, is it still starting? {err}") from err
     try:

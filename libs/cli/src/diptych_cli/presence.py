@@ -31,6 +31,10 @@ class StackFile(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str
     nats_url: str
     model: str
+    identity: str = ""
+    """File of the operator's identity."""
+    trust: str = ""
+    """File of what it believes."""
 
 
 @contextmanager
@@ -80,8 +84,26 @@ def everywhere() -> Iterator[StackFile]:
             yield stack
 
 
+_seen: dict[str, StackFile] = {}
+"""Stacks that were found in folders of the user's own choice, by their bus."""
+
+
+def at(nats_url: str) -> StackFile | None:
+    """The stack of this user whose bus is at `nats_url`."""
+    for stack in everywhere():
+        _seen[stack.nats_url] = stack
+    return _seen.get(nats_url)
+
+
 def read(directory: Path) -> StackFile | None:
     """The stack that runs in `directory`."""
+    stack = _read(directory)
+    if stack is not None:
+        _seen[stack.nats_url] = stack
+    return stack
+
+
+def _read(directory: Path) -> StackFile | None:
     try:
         fd = os.open(directory / FILE, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

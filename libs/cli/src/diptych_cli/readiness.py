@@ -5,29 +5,35 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from diptych_bus.access import Access
+from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.jetstream.client import IdentifiedClient
 from diptych_contracts import subjects
-from diptych_contracts.errors import Permanent
+from diptych_contracts.errors import Permanent, Transient
 from diptych_contracts.fleet import Beat
 from diptych_contracts.wire import Message, decode, encode
 
 _PAUSE_S = 0.05
+_PREPARE_S = 10.0
 
 Answer = Callable[[bytes], Awaitable[Message]]
 
 
 async def listen(
     url: str,
+    me: Access,
     *,
     on_server: Callable[[], None],
     on_beat: Callable[[Beat], None],
     answers: Mapping[str, Answer],
 ) -> None:
     """Tell of the server whenever it is there (again), and of every beat, until cancelled.
+
+    Before it is told of, it has every stream and bucket: nobody else may create them.
 
     Requests on the subjects of `answers` are answered meanwhile, however long that takes.
     """
@@ -38,14 +44,21 @@ async def listen(
         except Permanent:
             return  # a stranger's message: not ours to judge
 
-    client = await _connected(url, on_server)
+    there = asyncio.Event()
+    client = await _connected(url, me, there)
     try:
         async with asyncio.TaskGroup() as tasks:
             await client.subscribe(subjects.BEATS, cb=heard)
             for subject, answer in answers.items():
                 await client.subscribe(subject, cb=_answering(tasks, answer))
-            on_server()
-            await asyncio.Event().wait()
+            while True:
+                await there.wait()
+                there.clear()
+                if await _prepared(url, me):
+                    on_server()
+                else:
+                    await asyncio.sleep(_PAUSE_S)
+                    there.set()
     finally:
         await client.close()
 
@@ -63,9 +76,19 @@ def _answering(tasks: asyncio.TaskGroup, answer: Answer) -> Callable[[Msg], Awai
     return asked
 
 
-async def _connected(url: str, on_server: Callable[[], None]) -> Client:
+async def _prepared(url: str, me: Access) -> bool:
+    """Have what is missing of streams and buckets created."""
+    try:
+        bus = await JetStreamBus.connect(url, name=me.name, wait_s=_PREPARE_S, access=me)
+    except Transient:
+        return False
+    await bus.close()
+    return True
+
+
+async def _connected(url: str, me: Access, there: asyncio.Event) -> Client:
     async def back() -> None:
-        on_server()
+        there.set()
 
     options: dict[str, Any] = {
         "connect_timeout": 1,
@@ -78,8 +101,10 @@ async def _connected(url: str, on_server: Callable[[], None]) -> Client:
     }
     while True:
         try:
-            client = await nats.connect(url, name="diptych-up", **options)
+            client = IdentifiedClient(me)
+            await client.connect_as(url, name=me.name, **options)
             await client.jetstream(timeout=1).account_info()
+            there.set()
             return client
         except (TimeoutError, OSError, NatsError):
             await asyncio.sleep(_PAUSE_S)

@@ -4,11 +4,14 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import assert_never
 
 from diptych_chassis import cancelling
 from diptych_cli import children, orders, readiness, stack, supervising, welcome
 from diptych_cli.control import Control
+from diptych_cli.issuing import RENEW_EVERY_S, Issuing
 from diptych_cli.merged_log import MergedLog
 from diptych_cli.supervising import Supervisor
 from diptych_contracts import subjects
@@ -16,6 +19,7 @@ from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation
 
 _PATIENCE_S = 15.0
+_KEYS_LOOK_S = 1.0
 _EXIT_NOT_RUN = 127
 
 
@@ -27,12 +31,20 @@ class Stack:
         plan: What the user asked for.
         stages: What to run.
         log: Where the processes' lines go.
+        identities: Who each process is.
     """
 
     def __init__(
-        self, me: Incarnation, plan: stack.Plan, stages: stack.Stages, log: MergedLog
+        self,
+        me: Incarnation,
+        plan: stack.Plan,
+        stages: stack.Stages,
+        *,
+        log: MergedLog,
+        identities: Issuing,
     ) -> None:
         self._me = me
+        self._identities = identities
         self._plan = plan
         self._specs = {spec.service: spec for stage in stages for spec in stage}
         self._log = log
@@ -55,6 +67,7 @@ class Stack:
             side = (
                 self._tasks.create_task(self._listen()),
                 self._tasks.create_task(self._tell_of_waiting()),
+                self._tasks.create_task(self._keep_identities()),
             )
             self._on_signals(self._stop)
             self._apply(orders.Begun())
@@ -131,6 +144,23 @@ class Stack:
 
     async def _attend(self, name: str, spec: stack.ChildSpec) -> None:
         """One life of one child, from start to exit."""
+        if spec.service != stack.NATS:
+            spec, shown = self._identified(spec)
+        else:
+            shown = None
+        try:
+            await self._live(name, spec)
+        finally:
+            if shown is not None:
+                self._identities.withdraw(shown)
+
+    def _identified(self, spec: stack.ChildSpec) -> tuple[stack.ChildSpec, Path]:
+        """A life of its own: with its own name and key."""
+        shown = self._identities.issue(spec.service)
+        own = stack.variables(spec.service, {"IDENTITY": str(shown)})
+        return replace(spec, environment={**spec.environment, **own}), shown
+
+    async def _live(self, name: str, spec: stack.ChildSpec) -> None:
         try:
             child = await children.start(name, spec)
         except OSError as err:
@@ -162,10 +192,24 @@ class Stack:
 
         await readiness.listen(
             self._plan.nats_url,
+            self._identities.access,
             on_server=on_server,
             on_beat=on_beat,
             answers={subjects.control(self._me): self._control.answer},
         )
+
+    async def _keep_identities(self) -> None:
+        """Renew them, and have the server know when keys are rotated or somebody is revoked."""
+        loop = asyncio.get_running_loop()
+        renew_at_s = loop.time() + RENEW_EVERY_S
+        while True:
+            await asyncio.sleep(_KEYS_LOOK_S)
+            if self._identities.rotated() and (child := self._children.get(stack.NATS)):
+                self._log.say(stack.NATS, "reads its keys again")
+                child.reload()
+            if loop.time() >= renew_at_s:
+                renew_at_s += RENEW_EVERY_S
+                self._identities.renew()
 
     async def _tell_of_waiting(self) -> None:
         while True:

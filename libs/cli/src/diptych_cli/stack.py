@@ -28,11 +28,13 @@ class Plan:
     threads: int = 1
     """Per worker."""
     log_level: str = "info"
+    trust: Path = Path("trust.pem")
+    """What its processes believe of each other."""
 
     @property
     def nats_url(self) -> str:
         """Of the stack's own server."""
-        return f"nats://127.0.0.1:{self.nats_port}"
+        return f"tls://127.0.0.1:{self.nats_port}"
 
     @property
     def base_url(self) -> str:
@@ -129,6 +131,7 @@ def _service(plan: Plan, service: str, settings: Mapping[str, str]) -> ChildSpec
     command = tethered((sys.executable, "-m", package(service)))
     shared = {
         "NATS_URL": plan.nats_url,
+        "TRUST": str(plan.trust),
         "LOG_FORMAT": "json",
         "LOG_LEVEL": plan.log_level,
         "DRAIN_S": f"{DRAIN_S:g}",

@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-import nats
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
+from diptych_bus.jetstream.client import IdentifiedClient
+from diptych_cli import credentials
 from diptych_cli.failing import CliError
+from diptych_contracts import subjects
 
 EVERYTHING = ">"
 CHATTER = (
@@ -66,25 +68,34 @@ async def _listen(url: str, subject: str, count: int | None, *, everything: bool
         if not ended.done():
             ended.set_result(None)
 
-    client = await _connected(url, end)
+    def refuse(reason: str) -> None:
+        if not ended.done():
+            ended.set_exception(CliError(reason))
+
+    client = await _connected(url, end, refuse)
     try:
-        await client.subscribe(subject, cb=heard)
+        for one in subjects.EVERYTHING if subject == EVERYTHING else (subject,):
+            await client.subscribe(one, cb=heard)
         await client.flush()
         await ended
     finally:
         await client.close()
 
 
-async def _connected(url: str, lost: Callable[[], None]) -> Any:
+async def _connected(url: str, lost: Callable[[], None], refuse: Callable[[str], None]) -> Any:
     async def closed() -> None:
         lost()
 
-    async def quiet(_: Exception) -> None:
-        """Told below, or by the end."""
+    async def quiet(err: Exception) -> None:
+        """Told below, or by the end; but not what this identity may not hear."""
+        if "permissions violation" in str(err).lower():
+            refuse(f"this identity may not hear that: {err}")
 
+    client = IdentifiedClient(credentials.access(url))
     try:
         async with asyncio.timeout(_CONNECT_S):
-            return await nats.connect(url, name="diptych-tap", error_cb=quiet, closed_cb=closed)
+            await client.connect_as(url, name="diptych-tap", error_cb=quiet, closed_cb=closed)
+            return client
     except (OSError, TimeoutError, NatsError) as err:
         raise CliError(f"no NATS server answers at {url}") from err
 

@@ -174,3 +174,18 @@ Every request that ended is in it once, within seconds.
   diptych usage --tenant acme --since 2026-01-01
   diptych usage --json
 """
+
+CERTS = """\
+Who a process is on the bus. `diptych up` makes all of this by itself, in `certs` in its folder,
+and gives each process it starts an identity of its own for a day, renewed while it lives.
+
+  diptych certs issue decode-worker         for one more process; prints its file
+  diptych certs issue observer --ttl 90d --out dashboard.creds
+  diptych certs rotate decode-worker        a new signing key; the old counts until retired
+  diptych certs retire decode-worker
+  diptych certs rotate server               a new certificate of the bus server
+  diptych certs revoke FILE                 within a second nobody believes it
+  diptych certs make --keys ./certs --host nats      for a stack of your own, compose say
+
+What each role may do, and what a stolen identity can do: docs/security.md.
+"""

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from random import Random
+from random import SystemRandom
 
 from diptych_bus import server
-from diptych_cli import folders, models, presence, stack
+from diptych_cli import folders, issuing, models, presence, stack
 from diptych_cli.failing import CliError
 from diptych_cli.merged_log import MergedLog
 from diptych_cli.running import Stack, sweep
 from diptych_contracts.ids import Incarnation, new_incarnation
+from diptych_identity.authority import OPERATOR_CREDS, TRUST
 
 _LEVELS = ("warning", "info", "debug")
 
@@ -47,15 +48,21 @@ def up(options: UpOptions) -> int:
     with held(options.host, options.port):
         model, path = models.located(options.model)
         sweep()
-        plan = _plan(options, model, path)
-        me = new_incarnation("supervisor", Random())
+        me = new_incarnation("supervisor", SystemRandom())
         store = options.directory or folders.state() / str(options.port)
-        with presence.claimed(store, _stack_file(plan, me)):
+        keys = (store / issuing.FOLDER).absolute()
+        plan = _plan(options, model, path, keys)
+        with presence.claimed(store, _stack_file(plan, me, keys)):
+            identities = issuing.Issuing(issuing.authority(store.absolute()), me)
             config = server.write_config(
-                store / "nats", port=plan.nats_port, durable=options.durable
+                store.absolute() / "nats",
+                port=plan.nats_port,
+                durable=options.durable,
+                guard=identities.guard,
             )
             stages = stack.stages(plan, tuple(server.command(config)))
-            return asyncio.run(Stack(me, plan, stages, _log(options)).run())
+            running = Stack(me, plan, stages, log=_log(options), identities=identities)
+            return asyncio.run(running.run())
 
 
 @contextmanager
@@ -100,7 +107,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def _plan(options: UpOptions, model: str, path: Path) -> stack.Plan:
+def _plan(options: UpOptions, model: str, path: Path, keys: Path) -> stack.Plan:
     workers = options.prefill + options.decode
     return stack.Plan(
         host=options.host,
@@ -114,10 +121,11 @@ def _plan(options: UpOptions, model: str, path: Path) -> stack.Plan:
         schedulers=options.schedulers,
         threads=options.threads or max(1, cores() // max(1, workers)),
         log_level="debug" if options.verbosity > 1 else "info",
+        trust=keys / TRUST,
     )
 
 
-def _stack_file(plan: stack.Plan, me: Incarnation) -> presence.StackFile:
+def _stack_file(plan: stack.Plan, me: Incarnation, keys: Path) -> presence.StackFile:
     return presence.StackFile(
         supervisor=me,
         pid=os.getpid(),
@@ -125,6 +133,8 @@ def _stack_file(plan: stack.Plan, me: Incarnation) -> presence.StackFile:
         base_url=plan.base_url,
         nats_url=plan.nats_url,
         model=plan.model,
+        identity=str(keys / OPERATOR_CREDS),
+        trust=str(plan.trust),
     )
 
 

@@ -59,7 +59,11 @@ def curl(plan: stack.Plan) -> str:
 def another_worker(plan: stack.Plan) -> str:
     """How to start a worker that joins this stack."""
     service = "decode-worker"
-    environment = stack.variables("all", {"NATS_URL": plan.nats_url, "LOG_FORMAT": "text"})
+    shared = {"NATS_URL": plan.nats_url, "TRUST": str(plan.trust), "LOG_FORMAT": "text"}
+    environment = stack.variables("all", shared)
     environment |= stack.variables(service, stack.worker_settings(plan))
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    issued = f'"$({command()} certs issue {service} --keys {shlex.quote(str(plan.trust.parent))})"'
+    (identity,) = stack.variables(service, {"IDENTITY": ""})
+    settings = f"{identity}={issued} {settings}"
     return f"{settings} {shlex.quote(stack.python())} -m {stack.package(service)}"

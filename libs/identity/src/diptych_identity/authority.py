@@ -30,6 +30,8 @@ from diptych_identity.roles import Role
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 TRUST, SERVER_CONF, OPERATOR_CREDS = "trust.pem", "server.conf", "operator.creds"
 OPERATOR_TTL_S = 30 * 24 * 3600.0
+_FOR_EVER_UNIX_S = 2**40
+"""Revoked is what was issued before a time: this is after all of them."""
 Table = Mapping[Role, Permissions]
 
 
@@ -128,15 +130,15 @@ class Authority:
         self._key_file(role, "old").unlink(missing_ok=True)
         self.write()
 
-    def revoke(self, public: str, *, unix_s: float | None = None) -> None:
-        """Believe the key `public` no more."""
-        revoked = self._revoked() | {public: int(time.time() if unix_s is None else unix_s)}
+    def revoke_key(self, public: str) -> None:
+        """Believe the key `public` no more, whatever is issued for it."""
+        revoked = self._revoked() | {public: _FOR_EVER_UNIX_S}
         files.write(self.path / "revoked.json", json.dumps(revoked))
         self.write()
 
     def revoke_identity(self, identity: Identity) -> None:
         """Believe `identity` no more, nor what is renewed of it."""
-        self.revoke(identity.key.public, unix_s=2**31)
+        self.revoke_key(identity.key.public)
 
     def write(self) -> None:
         """What server and processes believe, as it is now."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from diptych_bus.access import Access
 from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.jetstream.client import IdentifiedClient
 from diptych_bus.permissions.granting import ANSWER_S, table
 from diptych_bus.server import Guard, NatsServer
 from diptych_identity import files
@@ -80,6 +81,12 @@ class GuardedNats:
             self.url, name=access.name, wait_s=_WAIT_S, access=access, **options
         )
 
+    async def client(self, role: Role = TESTER, name: str = "", **options: Any) -> IdentifiedClient:
+        """A bare client, as a new process of `role`."""
+        client = IdentifiedClient(self.access(role, name))
+        await client.connect_as(self.url, **{"error_cb": _quiet, **options})
+        return client
+
     def environment(self, service: str) -> dict[str, str]:
         """What one process of `service` must be told to join."""
         own = f"DIPTYCH_{service.upper().replace('-', '_')}__IDENTITY"
@@ -111,6 +118,10 @@ def guarded_nats(folder: Path, *, unbound: Role | None = TESTER) -> Iterator[Gua
         yield nats
     finally:
         nats.server.stop_blocking()
+
+
+async def _quiet(_: Exception) -> None:
+    """A test looks at what comes, or does not."""
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

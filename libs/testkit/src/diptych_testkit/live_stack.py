@@ -1,5 +1,7 @@
 """A real stack: nats-server, the real engine on real weights, each service its own process.
 
+The server speaks TLS, and every process has an identity with the rights of its role.
+
 Unlike `diptych up` nothing is restarted here, so a test can kill what it wants.
 """
 
@@ -14,7 +16,9 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from diptych_bus.server import NatsServer
+from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.jetstream.client import IdentifiedClient
+from diptych_testkit.guarded_nats import GuardedNats
 from diptych_testkit.ports import free_port
 
 GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
@@ -141,8 +145,8 @@ class LiveStack:
     def __init__(self, folder: Path, *, engine: str = "llamacpp", **settings: str) -> None:
         self.folder = folder
         self._engine = engine
-        self.nats = NatsServer(folder / "nats")
-        self.nats.start_blocking()
+        self.guarded = GuardedNats(folder / "bus").start()
+        self.nats = self.guarded.server
         self.port = free_port()
         self.processes: list[Process] = []
         self._settings = settings
@@ -154,7 +158,7 @@ class LiveStack:
 
     def environment(self, service: str, **settings: str) -> dict[str, str]:
         """The variables of one service."""
-        variables = {"DIPTYCH_ALL__NATS_URL": self.nats.url, "DIPTYCH_ALL__DRAIN_S": "3"}
+        variables = {**self.guarded.environment(service), "DIPTYCH_ALL__DRAIN_S": "3"}
         own: dict[str, str] = {}
         if service == "gateway":
             own = {"PORT": str(self.port)}
@@ -165,6 +169,14 @@ class LiveStack:
         prefix = f"DIPTYCH_{service.upper().replace('-', '_')}__"
         variables |= {f"DIPTYCH_ALL__{name}": value for name, value in self._settings.items()}
         return variables | {prefix + name: value for name, value in (own | settings).items()}
+
+    async def join(self) -> JetStreamBus:
+        """The bus, as somebody who may do everything."""
+        return await self.guarded.join()
+
+    async def client(self) -> IdentifiedClient:
+        """A bare client of the server, as somebody who may do everything."""
+        return await self.guarded.client()
 
     def start(self, service: str, *, module: str = "", **settings: str) -> Process:
         """Start a service, or `module` in its stead; it is not ready yet.

@@ -9,9 +9,9 @@ from nats.aio.msg import Msg
 
 from diptych_bus.jetstream.connection import Connection
 from diptych_bus.port import Stored
+from diptych_bus.stream_names import API
 from diptych_contracts.errors import Conflict, DiptychError, Permanent, StoreFull, Transient
 
-API = "$JS.API"
 WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
 NAME_IN_USE = 10058
 NOT_FOUND = frozenset({10014, 10043, 10057, 10059})

@@ -16,9 +16,9 @@ from nats.aio.msg import Msg
 from diptych_bus.jetstream import direct
 from diptych_bus.jetstream.answers import stored
 from diptych_bus.jetstream.connection import Connection
-from diptych_bus.jetstream.declaring import bucket_stream
 from diptych_bus.jetstream.watching import Watch, is_gone
 from diptych_bus.port import Gone, Kept, Subscription, never
+from diptych_bus.stream_names import bucket_stream
 from diptych_contracts.errors import Conflict, Permanent
 from diptych_contracts.streams import BucketSpec
 from diptych_contracts.wire import Message, decode, encode

@@ -10,7 +10,7 @@ from diptych_bus.jetstream.answers import NOT_FOUND, ApiError, api, stored
 from diptych_bus.jetstream.appending import Appender
 from diptych_bus.jetstream.buckets import JetStreamBucket
 from diptych_bus.jetstream.connection import Connection
-from diptych_bus.jetstream.declaring import backlog, bucket_stream, declare, object_stream
+from diptych_bus.jetstream.declaring import backlog, declare
 from diptych_bus.jetstream.journal import JetStreamJournal
 from diptych_bus.jetstream.messaging import JetStreamMessaging, delivery_of
 from diptych_bus.jetstream.pulling import Puller
@@ -27,6 +27,7 @@ from diptych_bus.port import (
     StoredItem,
     Subscription,
 )
+from diptych_bus.stream_names import bucket_stream, object_stream
 from diptych_bus.tracing import with_context
 from diptych_contracts.streams import (
     BUCKETS,

@@ -10,22 +10,13 @@ from typing import Any
 from diptych_bus.jetstream.answers import NAME_IN_USE, ApiError, api
 from diptych_bus.jetstream.connection import Connection
 from diptych_bus.port import Backlog
+from diptych_bus.stream_names import bucket_stream, object_stream
 from diptych_contracts.errors import Transient
 from diptych_contracts.streams import BucketSpec, ConsumerSpec, ObjectBucketSpec, StreamSpec
 
 NS = 1_000_000_000
 DECLARE_S = 5.0
 BUCKET_DEDUPE_S = 60.0
-
-
-def bucket_stream(bucket: str) -> str:
-    """The stream behind a key-value bucket."""
-    return f"KV_{bucket}"
-
-
-def object_stream(bucket: str) -> str:
-    """The stream behind an object bucket."""
-    return f"OBJ_{bucket}"
 
 
 def stream_config(spec: StreamSpec) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from datetime import datetime
 
 from nats.aio.msg import Msg
 
-from diptych_bus.jetstream.answers import API, status
+from diptych_bus.jetstream.answers import status
 from diptych_bus.jetstream.client import REFLECTED
 from diptych_bus.jetstream.connection import Connection
+from diptych_bus.stream_names import API
 from diptych_contracts.errors import BusAway
 
 log = logging.getLogger("diptych.bus")

@@ -12,7 +12,7 @@ from uuid import uuid4
 from diptych_bus.jetstream import direct
 from diptych_bus.jetstream.answers import ApiError, api, stored
 from diptych_bus.jetstream.connection import Connection
-from diptych_bus.jetstream.declaring import object_stream
+from diptych_bus.stream_names import object_stream
 from diptych_contracts.errors import Transient
 
 CHUNK_BYTES = 128 * 1024

@@ -12,12 +12,13 @@ from collections.abc import Callable
 
 from nats.aio.msg import Msg
 
-from diptych_bus.jetstream.answers import API, status
+from diptych_bus.jetstream.answers import status
 from diptych_bus.jetstream.connection import Connection, Listening
 from diptych_bus.jetstream.declaring import NS, declare_consumer
 from diptych_bus.jetstream.messaging import delivery_of, sent_on, stamp_ms
 from diptych_bus.lifetime import stop, woken
 from diptych_bus.port import Delivery, Pulled
+from diptych_bus.stream_names import API
 from diptych_contracts.errors import Transient
 from diptych_contracts.streams import ConsumerSpec
 

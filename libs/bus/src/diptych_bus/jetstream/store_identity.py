@@ -13,9 +13,9 @@ from typing import Any
 
 from diptych_bus.jetstream.answers import ApiError, api
 from diptych_bus.jetstream.connection import Connection
+from diptych_bus.stream_names import DELETED
 from diptych_contracts.errors import Transient
 
-DELETED = "$JS.EVENT.ADVISORY.STREAM.DELETED.*"
 LOOK_S = 5.0
 PAUSE_S = 0.5
 """Before a second look, and after one that failed."""

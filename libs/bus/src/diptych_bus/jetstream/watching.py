@@ -20,12 +20,13 @@ from uuid import uuid4
 from nats.aio.msg import Msg
 
 from diptych_bus.jetstream import direct
-from diptych_bus.jetstream.answers import API, ApiError, api, status
+from diptych_bus.jetstream.answers import ApiError, api, status
 from diptych_bus.jetstream.connection import Connection, Listening
-from diptych_bus.jetstream.declaring import NS, bucket_stream
+from diptych_bus.jetstream.declaring import NS
 from diptych_bus.jetstream.messaging import sent_on, stamp_ms
 from diptych_bus.lifetime import stop, woken
 from diptych_bus.port import Gone, Kept, never
+from diptych_bus.stream_names import API, bucket_stream
 from diptych_contracts.errors import BusAway, Permanent, Transient
 from diptych_contracts.wire import Message, decode
 

@@ -6,11 +6,9 @@ time; `tests/parity` runs that adapter with these rights and no others.
 
 from collections.abc import Iterator, Mapping
 
-from diptych_bus.jetstream.answers import API
-from diptych_bus.jetstream.declaring import bucket_stream, object_stream
-from diptych_bus.jetstream.store_identity import DELETED
 from diptych_bus.permissions.rights import ANY, NAME, BucketUse, ObjectsUse, Rights, StreamUse
 from diptych_bus.permissions.table import RIGHTS
+from diptych_bus.stream_names import API, DELETED, bucket_stream, object_stream
 from diptych_contracts.streams import BUCKETS, OBJECT_BUCKETS, STREAMS
 from diptych_identity.claims import Permissions
 from diptych_identity.roles import Role

@@ -126,7 +126,7 @@ class Run:
             self.report.broken_off = f"the run itself failed: {err!r}"
 
     async def _under_load(self) -> None:
-        watch = await Watch.start(self._crew.stack.nats.url)
+        watch = await Watch.start(self._crew.stack)
         clients = Clients(self._crew.gateway_urls, MODEL, catalogue())
         looking = asyncio.create_task(self._crew.look_after())
         try:

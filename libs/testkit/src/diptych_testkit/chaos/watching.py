@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import nats
-
 from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.port import Delivery, Gone, Kept
 from diptych_contracts import subjects
@@ -20,6 +18,7 @@ from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
 from diptych_policy.journal import RequestView, parts
 from diptych_testkit.chaos.plan import Target
+from diptych_testkit.live_stack import LiveStack
 
 _CALL_S = 2.0
 _LOAD_S = 2.0
@@ -43,9 +42,9 @@ class Held:
 class Watch:
     """An observer on the bus; made by `start`."""
 
-    def __init__(self, bus: JetStreamBus, url: str) -> None:
+    def __init__(self, bus: JetStreamBus, stack: LiveStack) -> None:
         self._bus = bus
-        self._url = url
+        self._stack = stack
         self.records: dict[str, RequestRecord] = {}
         """The newest record of each request, those that have expired included."""
         self.fences_s: dict[str, list[float]] = defaultdict(list)
@@ -56,9 +55,9 @@ class Watch:
         self._loads: dict[str, WorkerLoad] = {}
 
     @classmethod
-    async def start(cls, url: str) -> "Watch":
+    async def start(cls, stack: LiveStack) -> "Watch":
         """Connect and listen."""
-        watch = cls(await JetStreamBus.connect(url, name="chaos", wait_s=10.0), url)
+        watch = cls(await stack.join(), stack)
         records = watch._bus.bucket(REQUEST_RECORDS, RequestRecord)
         await records.watch(watch._on_record)
         await watch._bus.subscribe(subjects.LIVES, watch._on_journal)
@@ -153,7 +152,7 @@ class Watch:
 
     async def stored_requests(self) -> int:
         """Messages left in stream `REQUESTS`."""
-        client = await nats.connect(self._url)
+        client = await self._stack.client()
         try:
             info = await client.jetstream().stream_info(REQUESTS.name)
             return int(info.state.messages)
