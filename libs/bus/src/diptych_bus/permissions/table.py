@@ -137,8 +137,13 @@ _SCHEDULER = Rights(
 )
 
 _POWER_GOVERNOR = Rights(
-    publishes=(subjects.beat(_ME), subjects.power(_ANYBODY)),
+    publishes=(
+        subjects.beat(_ME),
+        subjects.power(_ANYBODY),
+        subjects.event("member_drained"),
+    ),
     hears=(subjects.LOADS,),
+    streams={streams.EVENTS.name: StreamUse()},
     buckets={
         streams.LEASES.name: BucketUse(reads=(_GOVERNOR_KEY,), writes=(_GOVERNOR_KEY,)),
         streams.WORKERS.name: WATCH,
