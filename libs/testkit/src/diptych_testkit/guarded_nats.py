@@ -76,9 +76,15 @@ class GuardedNats:
 
     async def join(self, role: Role = TESTER, name: str = "", **options: Any) -> JetStreamBus:
         """The bus, as a new process of `role`."""
-        access = self.access(role, name)
+        return await self.join_from(self.issue(role, name), **options)
+
+    async def join_from(
+        self, path: Path, *, wait_s: float = _WAIT_S, **options: Any
+    ) -> JetStreamBus:
+        """The bus, as who the file at `path` says."""
+        access = Access(path, self.authority.trust)
         return await JetStreamBus.connect(
-            self.url, name=access.name, wait_s=_WAIT_S, access=access, **options
+            self.url, name=access.name, wait_s=wait_s, access=access, **options
         )
 
     async def client(self, role: Role = TESTER, name: str = "", **options: Any) -> IdentifiedClient:
