@@ -170,6 +170,12 @@ class LiveStack:
         variables |= {f"DIPTYCH_ALL__{name}": value for name, value in self._settings.items()}
         return variables | {prefix + name: value for name, value in (own | settings).items()}
 
+    @property
+    def where(self) -> tuple[str, ...]:
+        """What the commands are told, to find this stack as its operator."""
+        identity = str(self.guarded.authority.issue_operator())
+        return ("--url", self.nats.url, "--identity", identity)
+
     async def join(self) -> JetStreamBus:
         """The bus, as somebody who may do everything."""
         return await self.guarded.join()
@@ -223,9 +229,14 @@ class LiveStack:
         return running[-1]
 
     def close(self) -> None:
-        """Stop everything; all services at once, which takes a third of the time."""
+        """Stop everything; all services at once, which takes a third of the time.
+
+        Raises:
+            AssertionError: somebody tried what the table of rights does not allow.
+        """
         for process in self.processes:
             process.ask_to_stop()
         for process in self.processes:
             process.stopped()
         self.nats.stop_blocking()
+        assert self.guarded.violations() == []
