@@ -232,7 +232,7 @@ def _ttl_s(form: Form) -> int:
         text = f"'expires_after[anchor]': expected 'created_at', saw {anchor!r}"
         raise InvalidRequest(text, param="expires_after[anchor]")
     if asked is None or not (asked.isdecimal() and _MIN_TTL_S <= int(asked) <= FILE_TTL_S):
-        text = f"'expires_after[seconds]': expected {_MIN_TTL_S} to {FILE_TTL_S:g}, saw {asked!r}"
+        text = f"'expires_after[seconds]': expected {_MIN_TTL_S} to {FILE_TTL_S:.0f}, saw {asked!r}"
         raise InvalidRequest(text, param="expires_after[seconds]")
     return int(asked)
 
