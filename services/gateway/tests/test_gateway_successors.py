@@ -43,7 +43,7 @@ def test_an_unknown_parameter_of_another_server_names_its_successor(
 def test_a_parameter_of_another_endpoint_names_its_own() -> None:
     with pytest.raises(InvalidRequest, match="'max_output_tokens'"):
         decode_response(RESPONSE % b"max_tokens")
-    with pytest.raises(InvalidRequest, match="'text.format'"):
+    with pytest.raises(InvalidRequest, match=r"'text\.format'"):
         decode_response(RESPONSE % b"response_format")
 
 

@@ -9,7 +9,6 @@ import asyncio
 import re
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
@@ -26,7 +25,7 @@ from diptych_gateway.delivering import EventStream, deliver, deliver_whole, send
 from diptych_gateway.errors import ApiError
 from diptych_gateway.generating import Generations, arrival, watched
 from diptych_gateway.models import Models
-from diptych_gateway.reading import flag
+from diptych_gateway.reading import flag, parameters
 from diptych_gateway.resuming import Resumption
 from diptych_policy.admission import Admission
 
@@ -209,7 +208,7 @@ def wanted_by_query(scope: Scope) -> Wanted:
     found = _ANSWER_ID.fullmatch(asked)
     if found is None:
         raise ApiError(404, f"there is no answer '{asked[:80]}'", code="not_found")
-    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    given = parameters(scope)
     stream = flag(given.pop("stream", "false"), "stream")
     include_usage = flag(given.pop("include_usage", "false"), "include_usage")
     after, param = given.pop("starting_after", ""), "starting_after"
