@@ -66,6 +66,8 @@ class GatewaySettings(ServiceSettings):
     """Of an uploaded file."""
     max_uploads: int = 8
     """Files being uploaded at once."""
+    max_downloads: int = 32
+    """Files being read at once."""
     max_files: int = 1000
     """Of a tenant."""
     max_stored_bytes: int = 1024**3
