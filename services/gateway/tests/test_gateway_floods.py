@@ -269,7 +269,7 @@ async def test_who_asks_for_much_and_reads_nothing_is_cut_off(run_stack: Any, he
     """Once held for as long as a client liked: 150 that read no file held 180 MB."""
     many = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 60  # some MB
     async with run_stack(hello, slow_reader_s=0.3) as stack:
-        reader, writer = await asyncio.open_connection(
+        _, writer = await asyncio.open_connection(
             "127.0.0.1", stack.gateway.server.port, limit=1024
         )
         writer.write(many)

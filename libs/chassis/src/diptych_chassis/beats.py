@@ -29,7 +29,7 @@ from diptych_telemetry import logger, metrics
 PERIOD_S = 0.1
 _CONNECT_PAUSE_S = 0.2
 _CALL_TIMEOUT_S = 5.0
-_LAST_S = 1.0
+_LAST_S = 1
 """How long the last beat may take to leave."""
 
 T = TypeVar("T")
