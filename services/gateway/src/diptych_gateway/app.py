@@ -7,38 +7,38 @@ from starlette.types import ASGIApp
 
 from diptych_chassis.member import Member
 from diptych_contracts.ids import new_request_id
-from diptych_gateway.accepting import Acceptance, Identity
-from diptych_gateway.admitting import Door
-from diptych_gateway.allowances import Allowances
-from diptych_gateway.archive import Archive
-from diptych_gateway.batch_room import Neighbours, batch_endpoints, batch_room
-from diptych_gateway.budget import Budget
-from diptych_gateway.chat import ChatCompletions
-from diptych_gateway.chat_resuming import ChatResumption
-from diptych_gateway.chat_socket import ChatSocket
-from diptych_gateway.claims import Claims
-from diptych_gateway.completions import Completions
-from diptych_gateway.embedders import Embedders
-from diptych_gateway.embedding import Embeddings
-from diptych_gateway.generating import Generations
-from diptych_gateway.in_flight import InFlight
-from diptych_gateway.intake import Intake
-from diptych_gateway.joining import Joining
-from diptych_gateway.keeping import Keeper
-from diptych_gateway.keyring import Keyring
-from diptych_gateway.metering import Metering
-from diptych_gateway.models import Models
-from diptych_gateway.records import Records
-from diptych_gateway.responses import Responses
-from diptych_gateway.resuming import Resumption
-from diptych_gateway.routes import Generating, Guarding, Reasons, application
-from diptych_gateway.server import ConnectionLimits, HttpServer
+from diptych_gateway.admission.accepting import Acceptance, Identity
+from diptych_gateway.admission.admitting import Door
+from diptych_gateway.admission.generating import Generations
+from diptych_gateway.admission.models import Models
+from diptych_gateway.batches.room import Neighbours, batch_endpoints, batch_room
+from diptych_gateway.completions.chat import ChatCompletions
+from diptych_gateway.completions.chat_resuming import ChatResumption
+from diptych_gateway.completions.text import Completions
+from diptych_gateway.doors.routes import Generating, Guarding, Reasons, application
+from diptych_gateway.idempotency.claims import Claims
+from diptych_gateway.idempotency.joining import Joining
+from diptych_gateway.keeping.archive import Archive
+from diptych_gateway.keeping.in_flight import InFlight
+from diptych_gateway.keeping.keeper import Keeper
+from diptych_gateway.keeping.records import Records
+from diptych_gateway.keeping.resuming import Resumption
+from diptych_gateway.listening.intake import Intake
+from diptych_gateway.listening.server import ConnectionLimits, HttpServer
+from diptych_gateway.responses.serving import Responses
+from diptych_gateway.responses.turns import Turns
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
-from diptych_gateway.socket_connections import SocketRoom
-from diptych_gateway.sockets import ResponsesSocket
-from diptych_gateway.tokenizing import Tokenizing
-from diptych_gateway.turns import Turns
+from diptych_gateway.sockets.budget import Budget
+from diptych_gateway.sockets.chat_socket import ChatSocket
+from diptych_gateway.sockets.connections import SocketRoom
+from diptych_gateway.sockets.responses_socket import ResponsesSocket
+from diptych_gateway.tenancy.allowances import Allowances
+from diptych_gateway.tenancy.keyring import Keyring
+from diptych_gateway.tenancy.metering import Metering
+from diptych_gateway.texts.embedders import Embedders
+from diptych_gateway.texts.embedding import Embeddings
+from diptych_gateway.texts.tokenizing import Tokenizing
 from diptych_policy.admission import Admission
 
 SERVICE = "gateway"
