@@ -1,12 +1,12 @@
 """Files and batches, put together: their routes, and what runs beside them."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from starlette.routing import Route
 
+from diptych_bus.port import Bus
 from diptych_chassis.member import Member
 from diptych_contracts.batches import BatchRecord, LineResult
 from diptych_contracts.streams import BATCH_RESULTS, BATCHES
@@ -119,36 +119,8 @@ def batch_room(
     bus = member.bus
     store = FileStore(bus)
     board = Board(bus, BATCHES, BatchRecord)
-    results = bus.bucket(BATCH_RESULTS, LineResult)
-    output = OutputFiles(
-        files=store,
-        results=results,
-        claims=shared.claims,
-        records=shared.records,
-        unix_ms=bus.unix_ms,
-    )
-    parts = BatchParts(
-        files=store,
-        results=results,
-        calls=LineCalls(endpoints, rng=member.rng),
-        output=output,
-        executor=shared.executor,
-        in_flight=settings.batch_in_flight,
-        max_lines=settings.max_batch_lines,
-        max_line_bytes=settings.max_body_bytes,
-    )
-    stopping: asyncio.Event = member.stopping
     return BatchRoom(
-        files=Files(
-            store=store,
-            rng=member.rng,
-            unix_ms=bus.unix_ms,
-            max_bytes=settings.max_file_bytes,
-            silence_s=settings.body_s,
-            max_uploads=settings.max_uploads,
-            max_files=settings.max_files,
-            max_stored_bytes=settings.max_stored_bytes,
-        ),
+        files=_files(member, settings, store),
         batches=Batches(
             board=board,
             files=store,
@@ -163,9 +135,45 @@ def batch_room(
             bus=bus,
             me=member.incarnation,
             board=board,
-            parts=parts,
+            parts=_parts(settings, store, LineCalls(endpoints, rng=member.rng), shared, bus=bus),
             at_once=settings.batches_at_once,
-            stopping=stopping,
+            stopping=member.stopping,
             ready=lambda: not shared.reasons(),
         ),
+    )
+
+
+def _files(member: Member, settings: GatewaySettings, store: FileStore) -> Files:
+    return Files(
+        store=store,
+        rng=member.rng,
+        unix_ms=member.bus.unix_ms,
+        max_bytes=settings.max_file_bytes,
+        silence_s=settings.body_s,
+        max_uploads=settings.max_uploads,
+        max_files=settings.max_files,
+        max_stored_bytes=settings.max_stored_bytes,
+    )
+
+
+def _parts(
+    settings: GatewaySettings, store: FileStore, calls: LineCalls, shared: Neighbours, *, bus: Bus
+) -> BatchParts:
+    results = bus.bucket(BATCH_RESULTS, LineResult)
+    output = OutputFiles(
+        files=store,
+        results=results,
+        claims=shared.claims,
+        records=shared.records,
+        unix_ms=bus.unix_ms,
+    )
+    return BatchParts(
+        files=store,
+        results=results,
+        calls=calls,
+        output=output,
+        executor=shared.executor,
+        in_flight=settings.batch_in_flight,
+        max_lines=settings.max_batch_lines,
+        max_line_bytes=settings.max_body_bytes,
     )

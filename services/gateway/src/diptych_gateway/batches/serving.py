@@ -1,4 +1,4 @@
-"""`/v1/batches`: create, list, retrieve, cancel. What runs them: `batch_runner`."""
+"""`/v1/batches`: create, list, retrieve, cancel. What runs them: `runner`."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass

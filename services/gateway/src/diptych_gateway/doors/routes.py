@@ -88,29 +88,6 @@ def application(
 def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[BaseRoute]:
     """Every route; what `/openapi.json` says of each stands in `endpoints`."""
     responses, text = generating.responses, generating.text
-
-    async def list_models(request: Request) -> Response:
-        return _json(ModelList(data=[model_object(card) for card in models]))
-
-    async def one_model(request: Request) -> Response:
-        return _json(model_object(models.get(request.path_params["model"]).card))
-
-    async def live(request: Request) -> Response:
-        return _json(Health(ok=True, reasons=[]))
-
-    async def ready(request: Request) -> Response:
-        found = reasons()
-        return _json(Health(ok=not found, reasons=found), status=503 if found else 200)
-
-    async def measured(request: Request) -> Response:
-        return Response(metrics.render(), headers={"content-type": metrics.CONTENT_TYPE})
-
-    async def described(request: Request) -> Response:
-        return Response(openapi.document(), media_type=JSON)
-
-    async def page(request: Request) -> Response:
-        return Response(docs_page.page(), headers=docs_page.HEADERS)
-
     return by_path(
         [
             Route(CHAT_COMPLETIONS, generating.chat, methods=["POST"]),
@@ -127,15 +104,46 @@ def routes(generating: Generating, models: Models, *, reasons: Reasons) -> list[
             Route("/detokenize", Answering(text.detokenize), methods=["POST"]),
             Route("/v1/embeddings", Answering(generating.embeddings.create), methods=["POST"]),
             *generating.batch_room.routes(),
-            Route(MODELS, list_models),
-            Route(f"{MODELS}/{{model:path}}", one_model),
-            Route("/health/live", live),
-            Route("/health/ready", ready),
-            Route(METRICS, measured),
-            Route("/openapi.json", described),
-            Route("/docs", page),
+            *_about_models(models),
+            *_about_this_gateway(reasons),
         ]
     )
+
+
+def _about_models(models: Models) -> list[BaseRoute]:
+    async def list_models(request: Request) -> Response:
+        return _json(ModelList(data=[model_object(card) for card in models]))
+
+    async def one_model(request: Request) -> Response:
+        return _json(model_object(models.get(request.path_params["model"]).card))
+
+    return [Route(MODELS, list_models), Route(f"{MODELS}/{{model:path}}", one_model)]
+
+
+def _about_this_gateway(reasons: Reasons) -> list[BaseRoute]:
+    async def live(request: Request) -> Response:
+        return _json(Health(ok=True, reasons=[]))
+
+    async def ready(request: Request) -> Response:
+        found = reasons()
+        return _json(Health(ok=not found, reasons=found), status=503 if found else 200)
+
+    async def measured(request: Request) -> Response:
+        return Response(metrics.render(), headers={"content-type": metrics.CONTENT_TYPE})
+
+    async def described(request: Request) -> Response:
+        return Response(openapi.document(), media_type=JSON)
+
+    async def page(request: Request) -> Response:
+        return Response(docs_page.page(), headers=docs_page.HEADERS)
+
+    return [
+        Route("/health/live", live),
+        Route("/health/ready", ready),
+        Route(METRICS, measured),
+        Route("/openapi.json", described),
+        Route("/docs", page),
+    ]
 
 
 class _Methods:

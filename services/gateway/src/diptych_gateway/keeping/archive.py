@@ -5,7 +5,7 @@ ended its text is written into it, once, whoever is first: the gateway that took
 that reads it now. Writes wait in order while the bus is away; beyond `MAX_WAITING` the oldest is
 dropped, and the next who asks for that response reads its text from the journal.
 
-What makes a response larger than `MAX_RESPONSE_BYTES` is kept by reference (`response_parts`): the
+What makes a response larger than `MAX_RESPONSE_BYTES` is kept by reference (`large_parts`): the
 messages of a long turn, the text of a long answer. A conversation is a chain: no turn repeats what
 the ones before it hold.
 """
