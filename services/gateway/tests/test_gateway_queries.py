@@ -3,9 +3,9 @@
 import pytest
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_gateway.input_pages import page
-from diptych_gateway.paging import paging
-from diptych_gateway.responses import query
+from diptych_gateway.files.paging import paging
+from diptych_gateway.responses.input_pages import page
+from diptych_gateway.responses.serving import query
 
 
 def scope(text: str) -> dict[str, object]:

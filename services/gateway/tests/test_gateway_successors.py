@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_gateway.bodies import CommonBody, decode
-from diptych_gateway.checking import check
-from diptych_gateway.completion_checks import check_completion, decode_completion
-from diptych_gateway.response_bodies import decode_response
-from diptych_gateway.successors import SUCCESSORS
+from diptych_gateway.completions.text_checks import check_completion, decode_completion
+from diptych_gateway.judging.bodies import CommonBody, decode
+from diptych_gateway.judging.checking import check
+from diptych_gateway.judging.successors import SUCCESSORS
+from diptych_gateway.responses.bodies import decode_response
 
 CHAT = b'{"model": "m", "messages": [], "%s": 1}'
 TEXT = b'{"model": "m", "prompt": "x", "%s": 2}'
