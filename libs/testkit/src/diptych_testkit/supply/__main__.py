@@ -1,4 +1,6 @@
-"""python -m diptych_testkit.supply hashes | audit [--strict] | sbom [FOLDER]
+"""Hashes, audit and bills of materials of what Diptych is made of.
+
+    python -m diptych_testkit.supply hashes | audit [--strict] | sbom [FOLDER]
 
 Exit code of `audit`: 1 for a fault; 0 if none was found, also where something could not be looked
 at from here (it says so); with `--strict` that is 3.

@@ -5,10 +5,13 @@ is named here. pip has no command that lists the files of a release, hence its i
 are the same in pip 22.3 to 26, and a test runs them on a folder that serves as an index.
 """
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from packaging.tags import Tag
@@ -34,13 +37,32 @@ class Wheel:
 
 
 def wheels_of(pins: Sequence[Pin], *options: str) -> dict[Pin, list[Wheel]]:
-    """Every usable wheel of each pin, over all configured indexes; `options` as `pip download` has them.
+    """Every usable wheel of each pin, over all configured indexes; `options` as `pip download` has.
+
+    In a process of its own, since pip sets up logging, warnings and signals for itself.
 
     Raises:
         IndexUnreachable: no index answered for one of them.
     """
+    command = [sys.executable, "-W", "ignore", "-m", __name__]
+    told = json.dumps([pins, options])
+    done = subprocess.run(command, input=told, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise IndexUnreachable((done.stderr.strip().splitlines() or ["pip said nothing"])[-1])
+    answers = json.loads(done.stdout)
+    return {
+        pin: [Wheel(*wheel) for wheel in found] for pin, found in zip(pins, answers, strict=True)
+    }
+
+
+def _main() -> None:
+    pins, options = json.loads(sys.stdin.read())
     with _collector(options) as collector:
-        return {pin: list(_chosen(_links(collector, pin.name), pin)) for pin in pins}
+        answers = [
+            [astuple(wheel) for wheel in _chosen(_links(collector, name), Pin(name, version))]
+            for name, version in pins
+        ]
+    sys.stdout.write(json.dumps(answers))
 
 
 def _chosen(links: Iterable[Any], pin: Pin) -> Iterator[Wheel]:
@@ -49,9 +71,9 @@ def _chosen(links: Iterable[Any], pin: Pin) -> Iterator[Wheel]:
             name, version, _, tags = parse_wheel_filename(link.filename)
         except (InvalidWheelFilename, InvalidVersion):
             continue
-        if (normalized(name), str(version)) == pin and link.hash_name == "sha256":
-            if any(map(usable, tags)):
-                yield Wheel(link.filename, link.hash, link.yanked_reason)
+        right = (normalized(name), str(version)) == pin and any(map(usable, tags))
+        if right and link.hash_name == "sha256":
+            yield Wheel(link.filename, link.hash, link.yanked_reason)
 
 
 def usable(tag: Tag) -> bool:
@@ -87,3 +109,7 @@ def _collector(options: Sequence[str]) -> Iterator[Any]:
     with command.main_context():
         session = command.get_default_session(parsed)
         yield command._build_package_finder(parsed, session)._link_collector
+
+
+if __name__ == "__main__":
+    _main()

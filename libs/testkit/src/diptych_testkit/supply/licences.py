@@ -25,10 +25,9 @@ UNKNOWN = "NOASSERTION"
 def licence_of(distribution: Distribution) -> str:
     """The SPDX expression of its licence, by its own metadata; UNKNOWN if they tell none."""
     told = distribution.metadata
-    expression = told.get("License-Expression")
-    if expression:
-        return str(expression)
-    name = (told.get("License") or "").strip()
+    if "License-Expression" in told:
+        return str(told["License-Expression"])
+    name = str(told["License"]).strip() if "License" in told else ""
     if name and "\n" not in name and len(name) < 60:
         return _NAMES.get(name, name)
     classifiers = told.get_all("Classifier") or []
@@ -63,4 +62,4 @@ def misfits(
         elif exception is None:
             yield f"{name} is {licence}, which is not among the allowed licences"
         elif exception["licence"] != licence or not exception["reason"].strip():
-            yield f"{name} is {licence}; its exception is for {exception['licence']}, or without reason"
+            yield f"{name} is {licence}; its exception does not say so, or not why"

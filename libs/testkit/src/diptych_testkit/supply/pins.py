@@ -49,7 +49,7 @@ def pins_in(text: str) -> list[Pin]:
 
 
 def hashes_in(text: str) -> dict[Pin, frozenset[str]]:
-    """The SHA-256 digests a hash file's text allows for each pin. Raises ValueError as `pins_in`."""
+    """The SHA-256 digests a hash file's text has for each pin. Raises ValueError as `pins_in`."""
     hashes: dict[Pin, frozenset[str]] = {}
     for entry in re.sub(r"#.*|\\\n", "", text).splitlines():
         if entry.strip():
