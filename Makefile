@@ -89,7 +89,7 @@ format: $(STAMP) ## put the source in order
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what was installed and cached here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
 $(STAMP): pyproject.toml constraints.txt infra/supply/hashes.txt
 	@echo "installing about 470 MB into $(VENV) (first use, or its requirements changed): a minute or two"
