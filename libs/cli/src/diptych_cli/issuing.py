@@ -46,6 +46,11 @@ class Issuing:
         """For the stack's server."""
         return Guard(self._keys.path / "server.pem", self._keys.server_conf, self.access)
 
+    @property
+    def operator(self) -> Access:
+        """Of whoever runs the stack."""
+        return Access(self._keys.operator, self._keys.trust)
+
     def issue(self, service: str) -> Path:
         """The identity of a new process of `service`."""
         role = Role(service)

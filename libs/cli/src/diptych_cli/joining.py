@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from diptych_bus.access import Access
 from diptych_bus.jetstream import JetStreamBus
 from diptych_cli import credentials
 from diptych_cli.failing import CliError
@@ -13,13 +14,13 @@ _WAIT_S = 3.0
 
 
 @asynccontextmanager
-async def joined(url: str) -> AsyncIterator[JetStreamBus]:
-    """The bus at `url`, inside the `with`.
+async def joined(url: str, me: Access | None = None) -> AsyncIterator[JetStreamBus]:
+    """The bus at `url`, inside the `with`; as `me`, or as `credentials` say.
 
     Raises:
         CliError: nobody answers there, or nothing says who this is.
     """
-    me = credentials.access(url)
+    me = me or credentials.access(url)
     # What goes wrong is told by the command, not by a log.
     logging.getLogger("diptych.bus").setLevel(logging.CRITICAL)
     try:

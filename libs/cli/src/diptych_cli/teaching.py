@@ -95,7 +95,7 @@ server's own ($JS.>, _INBOX.>).
   diptych tap 'live.>'                tokens as gateways get them
   diptych tap 'event.>' --count 1     wait for one event
   diptych tap 'request.>' --all       with the prompt's token ids
-  diptych tap 'job.>' --nats nats://127.0.0.1:4222
+  diptych tap 'job.>' --nats tls://127.0.0.1:4222 --identity operator.creds
 
 Token ids are counted, not shown, unless --all: they are what people wrote and were answered.
 """
@@ -121,7 +121,7 @@ within 75 minutes).
   diptych dead show 5f0c --prompt     what was asked too: people wrote that
   diptych dead retry 5f0c             prints where the answer will be
   diptych dead retry --all            every one that was not retried yet
-  diptych dead list --url nats://127.0.0.1:4222
+  diptych dead list --url tls://127.0.0.1:4222 --identity operator.creds
 
 Exit code 1 if something could not be retried; what could is retried nevertheless.
 """
@@ -132,6 +132,14 @@ Weights known by name, and fetching them.
   diptych models list
   diptych models pull smollm2-135m
   diptych models pull OWNER/REPO:FILE.gguf
+"""
+
+SETTINGS = """\
+Every setting of the services: its environment variable, what it takes, its default, what it does.
+
+  diptych settings                    of every service
+  diptych settings gateway            as python -m diptych_gateway --help says
+  DIPTYCH_GATEWAY__MAX_IN_FLIGHT=512 diptych up
 """
 
 DOCTOR = """\

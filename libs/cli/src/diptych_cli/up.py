@@ -11,7 +11,7 @@ from pathlib import Path
 from random import SystemRandom
 
 from diptych_bus import server
-from diptych_cli import folders, issuing, models, presence, stack
+from diptych_cli import door, folders, issuing, models, presence, stack
 from diptych_cli.failing import CliError
 from diptych_cli.merged_log import MergedLog
 from diptych_cli.running import Stack, sweep
@@ -45,11 +45,12 @@ def up(options: UpOptions) -> int:
     Raises:
         CliError: the port or the folder is in use, or the model cannot be had.
     """
+    store = options.directory or folders.state() / str(options.port)
     with held(options.host, options.port):
+        door.check_new(options.host, store)
         model, path = models.located(options.model)
         sweep()
         me = new_incarnation("supervisor", SystemRandom())
-        store = options.directory or folders.state() / str(options.port)
         keys = (store / issuing.FOLDER).absolute()
         plan = _plan(options, model, path, keys)
         with presence.claimed(store, _stack_file(plan, me, keys)):
