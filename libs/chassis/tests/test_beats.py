@@ -148,9 +148,9 @@ def test_stopping_what_never_started_is_fine() -> None:
 
 @pytest.mark.parametrize("leaving", [True, False])
 async def test_who_goes_as_it_should_says_so_last(
-    server: NatsServer, heard: Heard, leaving: bool
+    bus: GuardedNats, heard: Heard, leaving: bool
 ) -> None:
-    thread = BeatThread(ME, "gateway", url=server.url, vitals=Vitals(time.monotonic()))
+    thread, _ = beating(bus)
     thread.start()
     await eventually(lambda: bool(heard.beats))
     await asyncio.to_thread(thread.stop, leaving=leaving)

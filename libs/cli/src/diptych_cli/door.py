@@ -32,7 +32,8 @@ def check_new(host: str, store: Path) -> None:
 async def refusal(url: str, host: str, me: Access) -> str | None:
     """Why gateways would not open on `host` by what the bus at `url` holds; None: they will.
 
-    It is looked at as the operator `me`. A bus that does not answer is no reason: the gateways judge for themselves in the end.
+    It is looked at as the operator `me`. A bus that does not answer is no reason: the gateways
+    judge for themselves in the end.
     """
     try:
         async with joined(url, me) as bus:
