@@ -1,11 +1,12 @@
 """What can be said of the compose file without an engine; by the real compose binary."""
 
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from diptych_bus.server import config_text
+from diptych_bus.access import Access
+from diptych_bus.server import Guard, config_text
 from diptych_chassis.settings import ServiceSettings, parse_settings
 from diptych_decode_worker.settings import DecodeWorkerSettings
 from diptych_gateway.settings import GatewaySettings
@@ -45,7 +46,7 @@ def test_every_service_is_there_and_its_settings_are_ones_it_knows(
     assert {folder.name for folder in (TOP / "services").iterdir()} == set(SETTINGS)
     for service, kind in SETTINGS.items():
         told = parse_settings(kind, service, services[service]["environment"])
-        assert told.nats_url == "nats://nats:4222"
+        assert told.nats_url == "tls://nats:4222"
         assert services[service]["build"]["args"] == {"SERVICE": service}
 
 
@@ -83,10 +84,25 @@ def test_workers_can_be_many_and_see_the_same_memory(services: dict[str, Any]) -
         assert mounts["/dev/shm"] == "kv"
 
 
+@pytest.mark.compose
+def test_each_service_sees_the_key_of_its_own_role_only(services: dict[str, Any]) -> None:
+    for name in (*SETTINGS, "nats", "supervisor", "operator"):
+        mounted = [v["source"] for v in services[name]["volumes"] if v["target"] == "/run/keys"]
+        assert mounted == [f"keys-{name}"]
+        assert not [v for v in services[name]["volumes"] if v["source"] == "keys"]
+    for name in (*SETTINGS, "supervisor"):
+        assert services[name]["entrypoint"][:4] == [
+            *("python", "-m", "diptych_chassis.containers.enter"),
+            name,
+        ]
+        assert services[name]["cap_add"] == ["SETUID", "SETGID"]
+
+
 def test_nats_runs_as_in_diptych_up() -> None:
     shipped = _pairs((TOP / "infra/nats/nats-server.conf").read_text())
-    embedded = _pairs(config_text(TOP, port=4222))
-    where = {"host", "http", "store_dir", "ports_file_dir"}
+    guard = Guard(TOP, TOP, cast(Access, None))
+    embedded = _pairs(config_text(TOP, port=4222, guard=guard))
+    where = {"host", "http", "store_dir", "ports_file_dir", "cert_file", "key_file"}
     assert {k: v for k, v in shipped.items() if k not in where} == {
         k: v for k, v in embedded.items() if k not in where
     }

@@ -151,6 +151,7 @@ _POWER_GOVERNOR = Rights(
 )
 
 _SUPERVISOR = Rights(
+    publishes=(subjects.beat(_ME),),
     hears=(subjects.BEATS,),
     answers=(subjects.control(_ME),),
     creates=True,
