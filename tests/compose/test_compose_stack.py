@@ -22,7 +22,10 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 MODEL = "smollm2-135m"
-SERVICES = ("nats", "prefill-worker", "decode-worker", "scheduler", "power-governor", "gateway")
+SERVICES = (
+    *("nats", "supervisor", "prefill-worker", "decode-worker", "scheduler", "power-governor"),
+    "gateway",
+)
 
 
 @pytest.fixture(scope="module")
