@@ -11,7 +11,6 @@ from diptych_bus.permissions.rights import (
     CHANGE,
     KEEP,
     NAME,
-    READ,
     WATCH,
     BucketUse,
     ObjectsUse,
@@ -181,7 +180,7 @@ _OPERATOR = Rights(
     buckets={
         streams.WORKERS.name: WATCH,
         streams.REQUEST_RECORDS.name: WATCH,
-        streams.RESPONSES.name: READ,
+        streams.RESPONSES.name: CHANGE,
         streams.KEYS.name: KEEP,
         streams.USAGE.name: WATCH,
         streams.CONFIG.name: KEEP,
