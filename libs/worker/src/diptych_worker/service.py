@@ -29,6 +29,7 @@ from diptych_contracts.requests import RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey
+from diptych_kvlink.sealing import BadTicket
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_policy.overtaken import Rounds, overtaken
 from diptych_telemetry import logger
@@ -299,4 +300,5 @@ def _refused(key: SequenceKey, err: Refused | Unverified) -> JobRefused:
         attempt=key.attempt,
         reason=RefusalReason(reason),
         detail=str(err),
+        fault=err.fault if isinstance(err, BadTicket) else None,
     )
