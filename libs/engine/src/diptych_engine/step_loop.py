@@ -102,6 +102,7 @@ class StepLoop:
         self._preparing = self._preparer(grammars)
         self._settled: list[tuple[SequenceWork, StepNews]] = []
         self._aborts: list[SequenceKey] = []
+        self._purges: list[tuple[str, Future[int]]] = []
         self._stopping = False
         # Guards everything above; never held while the engine computes.
         self._changed = threading.Condition()
@@ -126,6 +127,9 @@ class StepLoop:
         with self._changed:
             self._stopping = True
             self._preparing.stop()
+            for _, done in self._purges:
+                done.cancel()
+            self._purges.clear()
             self._changed.notify()
         self._embedding.close()
         if self._thread is None:
@@ -186,6 +190,17 @@ class StepLoop:
             self._aborts.append(key)
             self._changed.notify()
 
+    def forget(self, tenant: str) -> "Future[int]":
+        """Keep no cached prefix of `tenant`; see `port.Engine`."""
+        done: Future[int] = Future()
+        with self._changed:
+            if self._stopping:
+                done.cancel()
+            else:
+                self._purges.append((tenant, done))
+                self._changed.notify()
+        return done
+
     def embed(self, texts: Sequence[Sequence[int]]) -> "Future[Vectors]":
         """Vectors of texts, a chunk at a time between steps; see `port.Engine`."""
         return self._embedding.submit(texts)
@@ -228,7 +243,9 @@ class StepLoop:
             return not self._stopping
 
     def _may_go_on(self) -> bool:
-        if self._stopping or self._settled or self._aborts or self._embedding.waiting:
+        if self._stopping or self._settled or self._aborts or self._purges:
+            return True
+        if self._embedding.waiting:
             return True
         return bool(self._sequences) and not self._paused()
 
@@ -236,6 +253,7 @@ class StepLoop:
         """Take in and report what has changed; gives what is to be computed, if anything."""
         if news := self._before_step():
             self._listener(StepReport(news=news, duration_s=0.0))
+        self._purge()
         with self._changed:
             chunks = [] if self._paused() else self._batcher.plan()
         if not chunks:
@@ -259,6 +277,23 @@ class StepLoop:
             self._free(key)
             news.append(SequenceAborted(key))
         return [*news, *self._admit()]
+
+    def _purge(self) -> None:
+        with self._changed:
+            purges, self._purges = self._purges, []
+        for tenant, done in purges:
+            dropped = self._prefixes.forget(tenant)
+            changes = self._prefixes.changes()
+            self._listener(
+                StepReport(
+                    news=(),
+                    duration_s=0.0,
+                    blocks_stored=changes.stored,
+                    blocks_removed=changes.removed,
+                )
+            )
+            if done.set_running_or_notify_cancel():
+                done.set_result(dropped)
 
     def _admit(self) -> Iterable[StepNews]:
         with self._changed:

@@ -77,6 +77,11 @@ class VirtualEngine(StepLoop):
         self._wake.set()
         return done
 
+    def forget(self, tenant: str) -> "Future[int]":
+        done = super().forget(tenant)
+        self._wake.set()
+        return done
+
     def abort(self, key: SequenceKey) -> None:
         super().abort(key)
         self._wake.set()
