@@ -22,7 +22,7 @@ from diptych_contracts.keys import (
 from diptych_contracts.streams import KEYS
 from diptych_gateway.callers import ANONYMOUS, Caller, Holder
 from diptych_gateway.errors import ApiError
-from diptych_policy.access import Standing, anonymous, is_loopback, standing
+from diptych_policy.access import Standing, anonymous, closes, is_loopback, standing
 from diptych_telemetry import logger
 
 MAX_KEY_CHARS = 512
@@ -71,7 +71,7 @@ class Keyring:
         self._watch = await bucket.watch(self._on_change)
         self.loaded = True
         self._open_or_close()
-        if self.keys:
+        if self._closed_by:
             log.info("keys_known", keys=self.keys)
         elif self._loopback:
             log.info("serving_without_keys", host=self._host, reached_by="this machine alone")
@@ -93,6 +93,11 @@ class Keyring:
     def keys(self) -> int:
         """How many there are, counting or not."""
         return len(self._callers)
+
+    @property
+    def _closed_by(self) -> int:
+        """Entries that close the door to those without a key."""
+        return sum(map(closes, self._entries.values()))
 
     def caller(self, key: str | None) -> Caller:
         """Who shows `key`; None: nobody shows any.
@@ -177,7 +182,7 @@ class Keyring:
 
     def _open_or_close(self) -> None:
         self.open = anonymous(
-            keys=len(self._callers), loopback=self._loopback, allowed=self._allowed
+            keys=self._closed_by, loopback=self._loopback, allowed=self._allowed
         )
 
     def _inside(self, caller: Caller) -> Caller:
