@@ -92,11 +92,11 @@ async def survey(bus: Bus, tenant: str) -> TenantData:
     found = TenantData(tenant)
     await _buckets(bus, found)
     await _stored_requests(bus, found)
-    await _dead(bus, found)
     async for item in bus.all_stored(EVENTS.name, subject=subjects.event(ENDED)):
         event: RequestEnded = item.delivery.decode(RequestEnded)
         if event.tenant == tenant:
             found.ids.add(event.request_id)
+    await _dead(bus, found)
     found.claims += [
         kept
         for kept in await listed(bus.bucket(IDEMPOTENCY, Claim))

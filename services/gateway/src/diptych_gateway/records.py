@@ -186,6 +186,7 @@ class Records:
             state=RecordState.CANCELLING,
             deadline_unix_ms=request.deadline_unix_ms,
             cancel_reason=wish.reason,
+            tenant=request.tenant,
         )
 
     @staticmethod
