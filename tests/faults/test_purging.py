@@ -1,4 +1,4 @@
-"""A purged tenant: nothing of it is found anywhere, nobody of it is let in, nobody else is touched."""
+"""A purged tenant: nothing of it is found, nobody of it is let in, nobody else is touched."""
 
 import asyncio
 import json
@@ -51,9 +51,7 @@ class Party:
         self.response = self.resumable = self.file = self.batch = ""
 
     async def post(self, path: str, body: Any, **headers: str) -> Any:
-        answer = await self.gateway.client.post(
-            path, json=body, headers=bearer(self.key) | headers
-        )
+        answer = await self.gateway.client.post(path, json=body, headers=bearer(self.key) | headers)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

@@ -1,4 +1,4 @@
-"""What one tenant has cached is not seen by another: not in an answer, not in an index, not in time.
+"""What one tenant has cached is not seen by another: in no answer, no index, no time.
 
 In virtual time a step takes what it takes, so times are exact: equal, or a leak.
 """

@@ -32,7 +32,14 @@ class Keyed:
 
     def diptych(self, *arguments: str) -> Any:
         """What a command prints, as JSON; raises if it fails."""
-        command = (sys.executable, "-m", "diptych_cli", *arguments, "--nats-url", self.live.nats.url)
+        command = (
+            sys.executable,
+            "-m",
+            "diptych_cli",
+            *arguments,
+            "--nats-url",
+            self.live.nats.url,
+        )
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout) if "--json" in arguments else done.stdout

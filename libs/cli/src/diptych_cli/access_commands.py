@@ -99,9 +99,7 @@ ADDED = (_add_keys, _add_tenants, _add_usage, _add_audit)
 
 def _run_purge(options: argparse.Namespace) -> int:
     tenants = need("diptych_cli.tenants")
-    wanted = tenants.Purging(
-        tenant=options.tenant, sure=options.yes, keep_usage=options.keep_usage
-    )
+    wanted = tenants.Purging(tenant=options.tenant, sure=options.yes, keep_usage=options.keep_usage)
     return int(tenants.purge(_url(options), wanted, as_json=options.json))
 
 

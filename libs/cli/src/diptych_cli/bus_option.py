@@ -22,8 +22,6 @@ class _FormerlyUrl(argparse.Action):
 
 def add_nats_url(parser: argparse.ArgumentParser, *, formerly_url: bool = True) -> None:
     """Have `parser` take `--nats-url`, as `options.nats_url`."""
-    parser.add_argument(
-        "--nats-url", "--nats", metavar="URL", help="another NATS than the stack's"
-    )
+    parser.add_argument("--nats-url", "--nats", metavar="URL", help="another NATS than the stack's")
     if formerly_url:
         parser.add_argument("--url", dest="nats_url", action=_FormerlyUrl, help=argparse.SUPPRESS)

@@ -177,9 +177,7 @@ async def _cancel_batch(bus: Bus, kept: Kept[BatchRecord]) -> None:
     changed = msgspec.structs.replace(
         kept.value, state=BatchState.CANCELLING, cancelling_unix_ms=bus.unix_ms()
     )
-    await _unless_changed(
-        bus.bucket(BATCHES, BatchRecord).update(kept.key, changed, kept.revision)
-    )
+    await _unless_changed(bus.bucket(BATCHES, BatchRecord).update(kept.key, changed, kept.revision))
 
 
 async def _unless_changed(writing: Awaitable[int]) -> None:

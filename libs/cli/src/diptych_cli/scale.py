@@ -39,18 +39,18 @@ def told(kind: str, done: ScaleDone) -> str:
 
 
 async def _order(stack: StackFile, order: Scale) -> ScaleDone:
-    async with joined(stack.nats_url) as bus:
-        async with audited(bus, Action.FLEET_SCALE, f"service:{order.service}") as doing:
-            doing.detail = f"to {order.count}"
-            try:
-                answer: ScaleAnswer = await bus.request(
-                    subjects.control(stack.supervisor), order, ScaleAnswer, timeout_s=PATIENCE_S
-                )
-            except BusAway as err:
-                raise CliError(
-                    f"no answer from the stack's supervisor ({err}); diptych top shows who is there"
-                ) from err
-            if isinstance(answer, ScaleRefused):
-                raise CliError(answer.reason)
-            doing.detail = f"to {order.count}: {len(answer.running)} running"
-            return answer
+    service = f"service:{order.service}"
+    async with joined(stack.nats_url) as bus, audited(bus, Action.FLEET_SCALE, service) as doing:
+        doing.detail = f"to {order.count}"
+        try:
+            answer: ScaleAnswer = await bus.request(
+                subjects.control(stack.supervisor), order, ScaleAnswer, timeout_s=PATIENCE_S
+            )
+        except BusAway as err:
+            raise CliError(
+                f"no answer from the stack's supervisor ({err}); diptych top shows who is there"
+            ) from err
+        if isinstance(answer, ScaleRefused):
+            raise CliError(answer.reason)
+        doing.detail = f"to {order.count}: {len(answer.running)} running"
+        return answer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from diptych_bus.port import Bus, Kept
-from diptych_cli.identities import keys_bucket, listed
+from diptych_cli.identities import entries, listed
 from diptych_contracts import subjects
 from diptych_contracts.batches import BatchRecord, LineResult, StoredFile
 from diptych_contracts.dead import DeadEntry, DeadLetter, DeadRequest, DeadRetried
@@ -115,9 +115,8 @@ def allowance_names(data: TenantData) -> list[str]:
 
 async def _buckets(bus: Bus, found: TenantData) -> None:
     tenant = found.tenant
-    for entry in await listed(keys_bucket(bus)):
-        if isinstance(entry.value, ApiKey) and entry.value.tenant == tenant:
-            found.keys.append(entry.value)
+    mine = await entries(bus, tenant)
+    found.keys = [entry for entry in mine if isinstance(entry, ApiKey)]
     found.records = _own(await listed(bus.bucket(REQUEST_RECORDS, RequestRecord)), tenant)
     found.responses = _own(await listed(bus.bucket(RESPONSES, StoredResponse)), tenant)
     found.batches = _own(await listed(bus.bucket(BATCHES, BatchRecord)), tenant)

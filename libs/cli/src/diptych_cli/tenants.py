@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import msgspec
 
@@ -95,7 +95,7 @@ class Purging:
     tenant: str
     sure: bool
     keep_usage: bool = False
-    patience: Patience = Patience()
+    patience: Patience = field(default_factory=Patience)
 
 
 def purge(url: str, wanted: Purging, *, as_json: bool) -> int:

@@ -7,9 +7,9 @@ process.
 """
 
 import os
+import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.sampling import Stopping
+from diptych_contracts.tracebacks import told
 from diptych_engine.embedding import Embedding, Vectors
 from diptych_engine.failing import failed
 from diptych_engine.matching import Grammars
@@ -63,8 +64,8 @@ class Batch:
 
 
 def end_process(error: BaseException) -> None:
-    """Print `error` and end the process at once; recovery takes over."""
-    traceback.print_exception(error)
+    """Tell of `error` and end the process at once; recovery takes over."""
+    sys.stderr.write(f"{told(error)}\n")
     os._exit(70)
 
 

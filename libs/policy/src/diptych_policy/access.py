@@ -84,8 +84,8 @@ def standing(key: ApiKey, tenant: Tenant | None, *, now_unix_ms: int) -> Standin
 def closes(entry: ApiKey | Tenant) -> bool:
     """Whether an entry of bucket `keys` closes the door to those without a key.
 
-    A key does, revoked or expired, and so does a purged tenant, whose keys are gone: taking the last
-    one away must not open it.
+    A key does, revoked or expired, and so does a purged tenant, whose keys are gone: taking the
+    last one away must not open it.
     """
     return isinstance(entry, ApiKey) or entry.purged_unix_ms > 0
 

@@ -181,9 +181,7 @@ class Keyring:
         return entry if isinstance(entry, Tenant) else None
 
     def _open_or_close(self) -> None:
-        self.open = anonymous(
-            keys=self._closed_by, loopback=self._loopback, allowed=self._allowed
-        )
+        self.open = anonymous(keys=self._closed_by, loopback=self._loopback, allowed=self._allowed)
 
     def _inside(self, caller: Caller) -> Caller:
         """One that asks from inside, with the limits of its tenant as they are now."""

@@ -45,6 +45,9 @@ class Marked(Protocol):
     @property
     def deadline_unix_ms(self) -> int: ...
 
+    @property
+    def tenant(self) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
