@@ -17,7 +17,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import Request
 from diptych_contracts.streams import GATEWAY_HEADER
-from diptych_gateway.records import Records
+from diptych_gateway.keeping.records import Records
 from diptych_policy.journal import RequestView, parts
 
 _BEAT_S = 0.1
