@@ -122,7 +122,8 @@ async def _buckets(bus: Bus, found: TenantData) -> None:
     found.batches = _own(await listed(bus.bucket(BATCHES, BatchRecord)), tenant)
     files = _own(await listed(bus.bucket(FILES, StoredFile)), tenant)
     found.files = [kept.value for kept in files]
-    found.ids.update(kept.value.request_id for kept in (*found.records, *found.responses))
+    found.ids.update(record.value.request_id for record in found.records)
+    found.ids.update(response.value.request_id for response in found.responses)
     batch_ids = {kept.key for kept in found.batches}
     found.results = [
         kept.key

@@ -118,9 +118,7 @@ class Administering:
         stored = self._bus.all_stored(AUDIT.name, subject=subjects.AUDITS)
         entries: list[Audited] = [item.delivery.decode(Audited) async for item in stored]
         query = request.query_params
-        found = about(
-            folded(entries), actor=query.get("actor", ""), action=query.get("action", "")
-        )
+        found = about(folded(entries), actor=query.get("actor", ""), action=query.get("action", ""))
         return _json(AuditList(data=[audit_object(entry) for entry in found]))
 
     async def _done(self, request: Request) -> None:
