@@ -46,7 +46,7 @@ async def audited(bus: Bus, action: Action, object_name: str = "") -> AsyncItera
         yield doing
     except BaseException as err:
         said = str(err) if isinstance(err, (CliError, DiptychError)) else type(err).__name__
-        doing.detail = doing.detail or said
+        doing.detail = "; ".join(filter(None, (doing.detail, said)))
         await _write(bus, action, doing, Outcome.FAILED)
         raise
     try:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import msgspec
 
@@ -26,6 +26,7 @@ from diptych_contracts.errors import Conflict
 from diptych_contracts.keys import ApiKey, RateLimits, Tenant, tenant_entry
 
 COLUMNS = ("tenant", "keys", "limits", "state")
+PATIENCE = Patience()
 
 
 def show_all(url: str, *, as_json: bool) -> int:
@@ -95,7 +96,6 @@ class Purging:
     tenant: str
     sure: bool
     keep_usage: bool = False
-    patience: Patience = field(default_factory=Patience)
 
 
 def purge(url: str, wanted: Purging, *, as_json: bool) -> int:
@@ -111,7 +111,7 @@ def purge(url: str, wanted: Purging, *, as_json: bool) -> int:
             _tell_counted(name, await survey(bus, name), as_json=as_json)
             return
         async with audited(bus, Action.TENANTS_PURGE, f"tenant:{name}") as doing:
-            done = await purged(bus, name, keep_usage=wanted.keep_usage, patience=wanted.patience)
+            done = await purged(bus, name, keep_usage=wanted.keep_usage, patience=PATIENCE)
             outcomes.append(done)
             total = sum(done.deleted.values())
             doing.detail = "; ".join([f"{total} things deleted", *done.unfinished])
