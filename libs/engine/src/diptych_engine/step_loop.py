@@ -22,6 +22,7 @@ from diptych_contracts.sampling import Stopping
 from diptych_contracts.tracebacks import told
 from diptych_engine.embedding import Embedding, Vectors
 from diptych_engine.failing import failed
+from diptych_engine.forgetting import Forgetting
 from diptych_engine.matching import Grammars
 from diptych_engine.port import (
     EngineLoad,
@@ -103,11 +104,11 @@ class StepLoop:
         self._preparing = self._preparer(grammars)
         self._settled: list[tuple[SequenceWork, StepNews]] = []
         self._aborts: list[SequenceKey] = []
-        self._purges: list[tuple[str, Future[int]]] = []
         self._stopping = False
         # Guards everything above; never held while the engine computes.
         self._changed = threading.Condition()
         self._embedding = Embedding(engine.embedder, self._changed, clock)
+        self._forgetting = Forgetting(self._changed)
         self._thread: threading.Thread | None = None
         self._listener: Callable[[StepReport], None] = lambda _report: None
         self._paused: Callable[[], bool] = never
@@ -128,11 +129,9 @@ class StepLoop:
         with self._changed:
             self._stopping = True
             self._preparing.stop()
-            for _, done in self._purges:
-                done.cancel()
-            self._purges.clear()
             self._changed.notify()
         self._embedding.close()
+        self._forgetting.close()
         if self._thread is None:
             self._engine.close()
         elif self._thread is not threading.current_thread():
@@ -199,14 +198,7 @@ class StepLoop:
 
     def forget(self, tenant: str) -> "Future[int]":
         """Keep no cached prefix of `tenant`; see `port.Engine`."""
-        done: Future[int] = Future()
-        with self._changed:
-            if self._stopping:
-                done.cancel()
-            else:
-                self._purges.append((tenant, done))
-                self._changed.notify()
-        return done
+        return self._forgetting.submit(tenant)
 
     def embed(self, texts: Sequence[Sequence[int]]) -> "Future[Vectors]":
         """Vectors of texts, a chunk at a time between steps; see `port.Engine`."""
@@ -250,7 +242,7 @@ class StepLoop:
             return not self._stopping
 
     def _may_go_on(self) -> bool:
-        if self._stopping or self._settled or self._aborts or self._purges:
+        if self._stopping or self._settled or self._aborts or self._forgetting:
             return True
         if self._embedding.waiting:
             return True
@@ -260,7 +252,7 @@ class StepLoop:
         """Take in and report what has changed; gives what is to be computed, if anything."""
         if news := self._before_step():
             self._listener(StepReport(news=news, duration_s=0.0))
-        self._purge()
+        self._forgetting.turn(self._prefixes, self._listener)
         with self._changed:
             chunks = [] if self._paused() else self._batcher.plan()
         if not chunks:
@@ -284,23 +276,6 @@ class StepLoop:
             self._free(key)
             news.append(SequenceAborted(key))
         return [*news, *self._admit()]
-
-    def _purge(self) -> None:
-        with self._changed:
-            purges, self._purges = self._purges, []
-        for tenant, done in purges:
-            dropped = self._prefixes.forget(tenant)
-            changes = self._prefixes.changes()
-            self._listener(
-                StepReport(
-                    news=(),
-                    duration_s=0.0,
-                    blocks_stored=changes.stored,
-                    blocks_removed=changes.removed,
-                )
-            )
-            if done.set_running_or_notify_cancel():
-                done.set_result(dropped)
 
     def _admit(self) -> Iterable[StepNews]:
         with self._changed:

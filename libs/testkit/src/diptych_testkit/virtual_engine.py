@@ -64,6 +64,7 @@ class VirtualEngine(StepLoop):
     def stop(self) -> None:
         self._stopping = True
         self._embedding.close()
+        self._forgetting.close()
         if self._stepping is not None:
             self._stepping.cancel()
         self._engine.close()
