@@ -21,7 +21,7 @@ import msgspec
 from diptych_bus.port import Bus, Kept
 from diptych_cli.failing import CliError
 from diptych_cli.identities import keys_bucket, listed
-from diptych_cli.tenant_data import ENDED, TenantData, allowance_names, survey
+from diptych_cli.tenant_data import ENDED, TenantData, allowance_names, going_on, survey
 from diptych_contracts import subjects
 from diptych_contracts.allowances import Allowance
 from diptych_contracts.batches import BatchRecord, BatchState, LineResult, StoredFile
@@ -128,7 +128,7 @@ async def _end_all(bus: Bus, tenant: str, patience_s: float) -> None:
     """Cancel what runs, until nothing does or patience is over."""
     give_up_s = time.monotonic() + patience_s
     while True:
-        found = await survey(bus, tenant)
+        found = await going_on(bus, tenant)
         live = [kept for kept in found.records if kept.value.state is not RecordState.CLOSED]
         known = {kept.key for kept in found.records}
         new = [request for request in found.requests.values() if request.request_id not in known]

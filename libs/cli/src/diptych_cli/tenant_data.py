@@ -87,6 +87,15 @@ class TenantData:
         }
 
 
+async def going_on(bus: Bus, tenant: str) -> TenantData:
+    """Its requests and batches alone, which is quickly looked up. Raises `Transient`."""
+    found = TenantData(tenant)
+    found.records = _own(await listed(bus.bucket(REQUEST_RECORDS, RequestRecord)), tenant)
+    found.batches = _own(await listed(bus.bucket(BATCHES, BatchRecord)), tenant)
+    await _stored_requests(bus, found)
+    return found
+
+
 async def survey(bus: Bus, tenant: str) -> TenantData:
     """All there is of `tenant` now. Raises `Transient`."""
     found = TenantData(tenant)
