@@ -90,6 +90,8 @@ async def places(live: LiveStack, mark: str) -> set[str]:
                     message = await stream.get_msg(name, seq)
                 except NotFoundError:
                     continue
+                if not message.data and "KV-Operation" in (message.headers or {}):
+                    continue  # says only that a key is gone, and goes itself
                 data = (message.data or b"") + repr((message.subject, message.headers)).encode()
                 if mark.encode() in data:
                     found.add(name)
