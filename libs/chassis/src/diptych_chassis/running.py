@@ -17,6 +17,7 @@ from diptych_bus.port import Bus
 from diptych_chassis import health
 from diptych_chassis.beats import BeatThread
 from diptych_chassis.cancelling import cancellable
+from diptych_chassis.core_dumps import leave_none
 from diptych_chassis.ending import Ending
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
@@ -49,6 +50,8 @@ def run(
     rng = Random(secrets.randbits(128))
     incarnation = new_incarnation(service, rng)
     setup(_telemetry(service, incarnation, settings))
+    if not settings.core_dumps:
+        leave_none()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_live(service, incarnation, settings, serve=serve, rng=rng))
