@@ -6,8 +6,6 @@ choice. A sequence that fails leaves alone; anything else that goes wrong is a b
 process.
 """
 
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,9 +17,8 @@ from numpy.typing import NDArray
 
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.sampling import Stopping
-from diptych_contracts.tracebacks import told
 from diptych_engine.embedding import Embedding, Vectors
-from diptych_engine.failing import failed
+from diptych_engine.failing import end_process, failed
 from diptych_engine.forgetting import Forgetting
 from diptych_engine.matching import Grammars
 from diptych_engine.port import (
@@ -62,12 +59,6 @@ class Batch:
     decoding: frozenset[SequenceKey]
     """Those whose chunk is a sampled token."""
     began_s: float
-
-
-def end_process(error: BaseException) -> None:
-    """Tell of `error` and end the process at once; recovery takes over."""
-    sys.stderr.write(f"{told(error)}\n")
-    os._exit(70)
 
 
 class StepLoop:
