@@ -321,7 +321,7 @@ def test_nobody_at_the_url_is_told(
 ) -> None:
     monkeypatch.delenv("DIPTYCH_IDENTITY", raising=False)
     me = str(Authority.make(tmp_path / "certs", table()).issue_operator())
-    where = ["dead", "list", "--url", "tls://127.0.0.1:1"]
+    where = ["dead", "list", "--nats-url", "tls://127.0.0.1:1"]
     assert commands.main([*where, "--identity", me]) == 1
     assert "the stack's bus does not answer" in capsys.readouterr().err
     assert commands.main(where) == 1
@@ -332,7 +332,7 @@ def test_nobody_at_the_url_is_told(
 def test_retry_wants_names_or_all(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert commands.main(["dead", *arguments, "--url", "nats://127.0.0.1:1"]) == 2
+    assert commands.main(["dead", *arguments, "--nats-url", "nats://127.0.0.1:1"]) == 2
     assert "name the requests to retry, or --all of them" in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ from diptych_bus.port import Bus
 from diptych_chassis import admission, health
 from diptych_chassis.beats import BeatThread
 from diptych_chassis.cancelling import cancellable
+from diptych_chassis.core_dumps import leave_none
 from diptych_chassis.ending import Ending
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
@@ -54,6 +55,8 @@ def run(
         setup(_telemetry(service, new_incarnation(service, rng), settings))
         return _report(err, ever_ready=False)
     setup(_telemetry(service, me.name, settings))
+    if not settings.core_dumps:
+        leave_none()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_live(service, me, settings, serve=serve, rng=rng))

@@ -3,11 +3,13 @@
 import asyncio
 import sys
 
+from diptych_cli.auditing import audited
 from diptych_cli.failing import CliError
 from diptych_cli.joining import joined
 from diptych_cli.presence import StackFile
 from diptych_cli.stack import SCALABLE
 from diptych_contracts import subjects
+from diptych_contracts.audit import Action
 from diptych_contracts.control import Scale, ScaleAnswer, ScaleDone, ScaleRefused
 from diptych_contracts.errors import BusAway
 
@@ -24,11 +26,9 @@ def scale(stack: StackFile, kind: str, count: int) -> int:
     if sys.stderr.isatty():
         hint = "waiting until all serve and whoever leaves has finished; Ctrl-C does not undo it"
         print(hint, file=sys.stderr)
-    answer = asyncio.run(_order(stack, Scale(service=SCALABLE[kind].service, count=count)))
-    if isinstance(answer, ScaleRefused):
-        raise CliError(answer.reason)
-    print(told(kind, answer))
-    return 0 if len(answer.running) == count else 1
+    done = asyncio.run(_order(stack, Scale(service=SCALABLE[kind].service, count=count)))
+    print(told(kind, done))
+    return 0 if len(done.running) == count else 1
 
 
 def told(kind: str, done: ScaleDone) -> str:
@@ -38,8 +38,10 @@ def told(kind: str, done: ScaleDone) -> str:
     return f"{kind}: {len(done.running)} running{names}{given_up}"
 
 
-async def _order(stack: StackFile, order: Scale) -> ScaleAnswer:
-    async with joined(stack.nats_url) as bus:
+async def _order(stack: StackFile, order: Scale) -> ScaleDone:
+    service = f"service:{order.service}"
+    async with joined(stack.nats_url) as bus, audited(bus, Action.FLEET_SCALE, service) as doing:
+        doing.detail = f"to {order.count}"
         try:
             answer: ScaleAnswer = await bus.request(
                 subjects.control(stack.supervisor), order, ScaleAnswer, timeout_s=PATIENCE_S
@@ -48,4 +50,7 @@ async def _order(stack: StackFile, order: Scale) -> ScaleAnswer:
             raise CliError(
                 f"no answer from the stack's supervisor ({err}); diptych top shows who is there"
             ) from err
+        if isinstance(answer, ScaleRefused):
+            raise CliError(answer.reason)
+        doing.detail = f"to {order.count}: {len(answer.running)} running"
         return answer

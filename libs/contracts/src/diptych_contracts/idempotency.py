@@ -56,6 +56,8 @@ class Claim(Message, frozen=True, kw_only=True, tag="claim.1"):
     answer: KeptAnswer | None = None
     part: PartRef | None = None
     """Where a large answer is, if not here."""
+    tenant: str = ""
+    """Whose it is, so that a purge finds it; its name does not tell."""
 
 
 def claim_key(tenant: str, endpoint: str, key: str) -> str:

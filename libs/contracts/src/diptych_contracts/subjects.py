@@ -60,6 +60,15 @@ def event(name: str) -> str:
     return f"event.{name}"
 
 
+def audit(action: str) -> str:
+    """A word about an administrator's action, in stream `AUDIT`."""
+    return f"audit.{action}"
+
+
+AUDITS = "audit.>"
+"""Everything in stream `AUDIT`."""
+
+
 def dead(stream: str) -> str:
     """A stored message that cannot be read, in stream `DEAD`."""
     return f"dead.{stream}"
@@ -167,7 +176,7 @@ BLOCKS = "blocks.*"
 
 
 EVERYTHING = (
-    *("request.>", "token.>", "live.>", "event.>", "dead.>"),
+    *("request.>", "token.>", "live.>", "event.>", "dead.>", "audit.>"),
     *("job.>", "kv.>", "embed.>", "cancel.>", "control.>", "current.>", "power.>"),
     *("beat.>", "load.>", "queue.>", "attended.>", "blocks.>"),
     *("$KV.>", "$O.>", "$JS.EVENT.ADVISORY.>"),

@@ -174,7 +174,7 @@ class LiveStack:
     def where(self) -> tuple[str, ...]:
         """What the commands are told, to find this stack as its operator."""
         identity = str(self.guarded.authority.issue_operator())
-        return ("--url", self.nats.url, "--identity", identity)
+        return ("--nats-url", self.nats.url, "--identity", identity)
 
     async def join(self) -> JetStreamBus:
         """The bus, as somebody who may do everything."""

@@ -13,7 +13,7 @@ BEGIN, END = "<!-- rights: begin -->", "<!-- rights: end -->"
 
 def section(rights: Mapping[Role, Rights] = RIGHTS) -> str:
     """A paragraph for each role."""
-    return "\n".join(f"### {role.value}\n\n{_of(of)}" for role, of in rights.items())
+    return "\n".join(f"#### {role.value}\n\n{_of(of)}" for role, of in rights.items())
 
 
 def written(page: str) -> str:

@@ -75,19 +75,21 @@ _GATEWAY = Rights(
         subjects.embed(_ANYBODY, "cancel"),
         subjects.event("request_ended"),
         subjects.event("member_drained"),
+        subjects.AUDITS,
     ),
     hears=(subjects.LIVES, subjects.LOADS, subjects.QUEUES, subjects.attended(_ME)),
     streams={
         streams.REQUESTS.name: StreamUse(),
         streams.TOKENS.name: StreamUse(reads=True),
         streams.EVENTS.name: StreamUse(reads=True),
+        streams.AUDIT.name: StreamUse(reads=True),
     },
     buckets={
         streams.REQUEST_RECORDS.name: CHANGE,
         streams.WORKERS.name: WATCH,
         streams.KEYS.name: WATCH,
         streams.ALLOWANCES.name: CHANGE,
-        streams.USAGE.name: CHANGE,
+        streams.USAGE.name: KEEP,
         streams.IDEMPOTENCY.name: CHANGE,
         streams.RESPONSES.name: CHANGE,
         streams.FILES.name: KEEP,
@@ -170,27 +172,42 @@ _OBSERVER = Rights(
 )
 
 _OPERATOR = Rights(
-    publishes=(subjects.control(_ANYBODY), subjects.request_any(), subjects.DEADS),
+    publishes=(
+        subjects.control(_ANYBODY),
+        subjects.request_any(),
+        subjects.DEADS,
+        subjects.AUDITS,
+    ),
     hears=subjects.EVERYTHING,
     streams={
-        streams.REQUESTS.name: StreamUse(),
+        streams.REQUESTS.name: StreamUse(reads=True, erases=True),
+        streams.TOKENS.name: StreamUse(reads=True, erases=True),
+        streams.DEAD.name: StreamUse(reads=True, erases=True),
         streams.EVENTS.name: StreamUse(reads=True),
-        streams.DEAD.name: StreamUse(reads=True),
+        streams.AUDIT.name: StreamUse(reads=True),
     },
     buckets={
         streams.WORKERS.name: WATCH,
-        streams.REQUEST_RECORDS.name: WATCH,
-        streams.RESPONSES.name: CHANGE,
+        streams.REQUEST_RECORDS.name: KEEP,
+        streams.RESPONSES.name: KEEP,
+        streams.IDEMPOTENCY.name: KEEP,
+        streams.FILES.name: KEEP,
+        streams.BATCHES.name: KEEP,
+        streams.BATCH_RESULTS.name: KEEP,
         streams.KEYS.name: KEEP,
-        streams.USAGE.name: WATCH,
+        streams.ALLOWANCES.name: KEEP,
+        streams.USAGE.name: KEEP,
         streams.CONFIG.name: KEEP,
     },
     objects={
         streams.MODELS: ObjectsUse(reads=True),
         streams.PROMPTS: ObjectsUse(reads=True, writes=True),
-        streams.DEAD_PROMPTS: ObjectsUse(reads=True),
+        streams.DEAD_PROMPTS: ObjectsUse(reads=True, writes=True),
+        streams.RESPONSE_PARTS: ObjectsUse(reads=True, writes=True),
+        streams.FILE_PARTS: ObjectsUse(reads=True, writes=True),
     },
 )
+"""A purge looks everywhere and erases anything of a tenant's."""
 
 RIGHTS: Mapping[Role, Rights] = {
     Role.GATEWAY: _GATEWAY,

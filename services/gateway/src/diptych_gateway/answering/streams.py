@@ -46,6 +46,9 @@ class Asked(Protocol):
     def gateway(self) -> Incarnation: ...
 
     @property
+    def tenant(self) -> str: ...
+
+    @property
     def model(self) -> str: ...
 
     @property

@@ -45,6 +45,9 @@ class Marked(Protocol):
     @property
     def deadline_unix_ms(self) -> int: ...
 
+    @property
+    def tenant(self) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
@@ -186,6 +189,7 @@ class Records:
             state=RecordState.CANCELLING,
             deadline_unix_ms=request.deadline_unix_ms,
             cancel_reason=wish.reason,
+            tenant=request.tenant,
         )
 
     @staticmethod
