@@ -9,7 +9,6 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
 from nats.js.errors import NotFoundError
 
@@ -79,7 +78,7 @@ def until(holds: Any, timeout_s: float = 90.0) -> None:
 
 async def places(live: LiveStack, mark: str) -> set[str]:
     """The streams (buckets are streams too) that hold `mark`, in a message or a header."""
-    client = await nats.connect(live.nats.url)
+    client = await live.client()
     found: set[str] = set()
     try:
         stream = client.jetstream()
