@@ -69,3 +69,13 @@ def test_colours_are_for_terminals() -> None:
     merged, out = log(colour=True)
     merged.line("gateway", line("error", "broken"))
     assert out.getvalue().startswith("\x1b[36mgateway |\x1b[0m \x1b[31m")
+
+
+def test_what_nats_warns_of_and_is_meant_is_not_shown() -> None:
+    out = io.StringIO()
+    log = MergedLog(out)
+    log.line(
+        "nats",
+        b'[1] [WRN] Clients that are not using "TLS Handshake First" option will fail to connect',
+    )
+    assert out.getvalue() == ""

@@ -11,6 +11,8 @@ _COLOURS = (36, 32, 35, 34, 33, 96, 92, 95, 94)
 _LEVEL_COLOURS = {"warning": 33, "error": 31}
 # How nats-server marks its lines.
 _MARKS = {"[WRN]": "warning", "[ERR]": "error", "[FTL]": "error"}
+_KNOWN = ('"TLS Handshake First" option will fail to connect', "TLS handshake error: EOF")
+"""What is as it should be: our clients do, and one that ends while it connects is no news."""
 
 
 class MergedLog:
@@ -81,4 +83,6 @@ def _event(text: str) -> dict[str, Any] | None:
 
 
 def _level_of(text: str) -> str:
+    if any(known in text for known in _KNOWN):
+        return "debug"
     return next((level for mark, level in _MARKS.items() if mark in text), "debug")
