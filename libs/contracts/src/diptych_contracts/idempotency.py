@@ -56,6 +56,8 @@ class Claim(Message, frozen=True, kw_only=True, tag="claim.1"):
     answer: KeptAnswer | None = None
     part: PartRef | None = None
     """Where a large answer is, if not here."""
+    secret: bytes = b""
+    """The request's."""
 
 
 def claim_key(tenant: str, endpoint: str, key: str) -> str:

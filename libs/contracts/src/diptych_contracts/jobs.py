@@ -26,6 +26,8 @@ class Generation(Message, frozen=True, kw_only=True, tag="generation.1"):
     budget_ms: int
     """Time left; made a monotonic deadline on arrival, since clocks differ."""
     prompt: PromptRef | None = None
+    voice: bytes = b""
+    """What the attempt's workers say in the journal they say with it (`policy.voices`)."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -125,3 +127,23 @@ class CancelDone(Message, frozen=True, kw_only=True, tag="cancel_done.1"):
 
     request_id: RequestId
     attempt: int
+
+
+MAX_ATTEMPTS_ASKED = 256
+"""In one message."""
+
+
+class AttemptsAsk(Message, frozen=True, kw_only=True, tag="attempts_ask.1"):
+    """A worker to the schedulers: which of these attempts run here in vain?
+
+    Records are not for workers: they hold what would let one speak for every request.
+    """
+
+    worker: Incarnation
+    attempts: tuple[tuple[RequestId, int], ...]
+
+
+class AttemptsTold(Message, frozen=True, kw_only=True, tag="attempts_told.1"):
+    """Those that count no more."""
+
+    vain: tuple[tuple[RequestId, int], ...] = ()

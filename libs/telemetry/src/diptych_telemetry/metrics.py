@@ -100,6 +100,10 @@ class SchedulerMetrics:
         self.routed = counter("scheduler_routed_total", "Attempts sent to workers.", "mode")
         self.refused = counter("scheduler_refused_total", "Jobs refused by workers.", "reason")
         self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
+        self.forged = counter(
+            "scheduler_forged_entries_total",
+            "Journal entries dropped because their voice had no right to say them.",
+        )
         self.adoptions = counter("scheduler_adoptions_total", "Records taken over.")
         self.members_lost = counter("scheduler_members_lost_total", "Members declared dead.")
         self.members_returned = counter(

@@ -15,6 +15,7 @@ from diptych_contracts.streams import (
     GATEWAY_HEADER,
     REQUESTS,
     SCHEDULERS,
+    SECRET_HEADER,
     UNDELIVERED,
     UNDELIVERED_SCHEDULERS,
     ConsumerSpec,
@@ -174,7 +175,10 @@ class Intake:
             raise Permanent(reason)
         self._records.expect(RequestId(request_id), pulled)
         detail = f"this scheduler cannot read the stored request: {reason}"
-        self._tell(RequestUnreadable(RequestId(request_id), Incarnation(gateway), seq, detail))
+        secret = _secret_in(delivery)
+        self._tell(
+            RequestUnreadable(RequestId(request_id), Incarnation(gateway), seq, detail, secret)
+        )
 
     async def _give_up(self, pulled: Pulled) -> None:
         """A request that nobody took on in time: it gets its record and its end now.
@@ -190,3 +194,11 @@ class Intake:
         log.warning(UNDELIVERED.name.lower(), seq=said.stream_seq, deliveries=said.deliveries)
         elsewhere = self._elsewhere(said.stream_seq, said.deliveries)
         await self._take_on(pulled, said.stream_seq, stored, elsewhere)
+
+
+def _secret_in(delivery: Delivery) -> bytes:
+    """The secret of a request that cannot be read; empty if its headers say none."""
+    try:
+        return bytes.fromhex(delivery.headers.get(SECRET_HEADER, ""))
+    except ValueError:
+        return b""
