@@ -205,6 +205,7 @@ class Ledger(RecordNews):
         view = RequestView(record.request_id, secret=record.secret)
         for part in event.parts:
             view.apply(part)
+        self.forged += view.forged
         if view.end is not None:
             record = msgspec.structs.replace(record, journal_end_seq=event.until_seq)
             return self._closed(record, view.end, request=request, tokens=len(view.token_ids))
