@@ -127,23 +127,3 @@ class CancelDone(Message, frozen=True, kw_only=True, tag="cancel_done.1"):
 
     request_id: RequestId
     attempt: int
-
-
-MAX_ATTEMPTS_ASKED = 256
-"""In one message."""
-
-
-class AttemptsAsk(Message, frozen=True, kw_only=True, tag="attempts_ask.1"):
-    """A worker to the schedulers: which of these attempts run here in vain?
-
-    Records are not for workers: they hold what would let one speak for every request.
-    """
-
-    worker: Incarnation
-    attempts: tuple[tuple[RequestId, int], ...]
-
-
-class AttemptsTold(Message, frozen=True, kw_only=True, tag="attempts_told.1"):
-    """Those that count no more."""
-
-    vain: tuple[tuple[RequestId, int], ...] = ()

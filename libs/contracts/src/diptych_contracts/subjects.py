@@ -124,15 +124,6 @@ def cancel(worker: Incarnation) -> str:
     return f"cancel.{worker}"
 
 
-def attempts(worker: Incarnation) -> str:
-    """What one worker asks the schedulers of the attempts it runs; request and answer."""
-    return f"attempts.{worker}"
-
-
-ATTEMPTS = "attempts.*"
-"""Every worker's question."""
-
-
 def attended(gateway: Incarnation) -> str:
     """Which answers out of one gateway's journal are read elsewhere."""
     return f"attended.{gateway}"

@@ -23,11 +23,6 @@ class ForeignRecords:
         elif record.request_id not in self._adopting:
             self._records[record.request_id] = (record, revision)
 
-    def get(self, request_id: RequestId) -> RequestRecord | None:
-        """Another's record, if it is known and live."""
-        kept = self._records.get(request_id)
-        return None if kept is None else kept[0]
-
     def forget(self, request_id: RequestId) -> None:
         """The record is gone, this scheduler's, or was not to be had."""
         self._records.pop(request_id, None)

@@ -85,11 +85,6 @@ class Ledger(RecordNews):
         """Schedulers that own other live records, and gateways of these: watch them for absence."""
         return self._foreign.owners() | self.gateways()
 
-    def record(self, request_id: RequestId) -> RequestRecord | None:
-        """What is known of a live request, this scheduler's or another's."""
-        live = self._live.get(request_id)
-        return live.record if live is not None else self._foreign.get(request_id)
-
     def handle(self, event: Event, *, now_s: float, unix_ms: int) -> list[Effect]:
         """What follows from `event`. `now_s` is the judge's clock, `unix_ms` the bus's."""
         self._now_s = now_s

@@ -11,12 +11,9 @@ from diptych_chassis.repeating import every
 from diptych_contracts import subjects
 from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
-from diptych_contracts.errors import BusAway, DiptychError, Refused, Unverified
+from diptych_contracts.errors import DiptychError, Permanent, Refused, Unverified
 from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import (
-    MAX_ATTEMPTS_ASKED,
-    AttemptsAsk,
-    AttemptsTold,
     Cancel,
     CancelDone,
     DecodeJob,
@@ -28,10 +25,12 @@ from diptych_contracts.jobs import (
     PrefillJob,
     RefusalReason,
 )
+from diptych_contracts.requests import RequestRecord
+from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
-from diptych_policy.overtaken import Rounds
+from diptych_policy.overtaken import Rounds, overtaken
 from diptych_telemetry import logger
 from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
@@ -52,7 +51,6 @@ _SWEEP_S = 0.25
 _BLOCKS_S = 0.02
 _REFRESH_S = 10.0
 _LOOK_S = 0.5
-_ASK_S = 1.0
 _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
 
@@ -96,6 +94,7 @@ class Worker:
         self._embedding = parts.embedding
         self._reports = parts.reports
         self._attempts: dict[SequenceKey, Attempt] = {}
+        self._records = member.bus.bucket(REQUEST_RECORDS, RequestRecord)
         self._rounds = Rounds()
 
     async def run(self) -> None:
@@ -240,17 +239,13 @@ class Worker:
             await self._stop(SequenceKey(request_id, attempt))
 
     async def _look_for_overtaken(self) -> None:
-        held = self._rounds.due(self._admission, now_s=self._member.now_s())
-        for first in range(0, len(held), MAX_ATTEMPTS_ASKED):
-            asked = tuple(held[first : first + MAX_ATTEMPTS_ASKED])
-            ask = AttemptsAsk(worker=self._me, attempts=asked)
+        for request_id, attempt in self._rounds.due(self._admission, now_s=self._member.now_s()):
             try:
-                told: AttemptsTold = await self._bus.request(
-                    subjects.attempts(self._me), ask, AttemptsTold, timeout_s=_ASK_S
-                )
-            except BusAway:  # no scheduler is there: its turn comes again
-                return
-            for request_id, attempt in set(told.vain).intersection(asked):
+                kept = await self._records.get(request_id)
+            except Permanent as err:  # nobody can read it: its fence and its deadline are left
+                log.error("record_unreadable", request_id=request_id, error=str(err))
+                continue
+            if kept is not None and overtaken(kept.value, attempt, self._me):
                 log.info("attempt_overtaken", request_id=request_id, attempt=attempt)
                 self._tasks.create_task(self._cancel(request_id, attempt))
 

@@ -39,7 +39,6 @@ from diptych_scheduler.metering import Metering
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.recording import Records
 from diptych_scheduler.settings import SchedulerSettings
-from diptych_scheduler.standing import Standing
 from diptych_scheduler.sweeping import PromptSweep
 from diptych_telemetry import logger
 
@@ -146,7 +145,6 @@ class Scheduler:
         await bus.subscribe(subjects.LOADS, self._on_load)
         await bus.subscribe(subjects.ATTENDED, self._on_attended)
         await self._cached.listen()
-        await Standing(bus, self._ledger.record).listen()
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record, final=_closed)
 
