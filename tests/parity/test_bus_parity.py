@@ -20,8 +20,10 @@ from opentelemetry.trace import (
     use_span,
 )
 
+from diptych_bus.access import Access
 from diptych_bus.advisories import Undelivered, undelivered
 from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.jetstream.client import IdentifiedClient
 from diptych_bus.memory import MemoryBroker
 from diptych_bus.port import Bus, Delivery, Gone, JournalItem, Kept, Pulled
 from diptych_bus.server import NatsServer
@@ -46,6 +48,8 @@ from diptych_contracts.streams import (
     Discard,
     StreamSpec,
 )
+from diptych_identity.roles import Role
+from diptych_testkit.guarded_nats import GuardedNats, guarded_nats
 from diptych_testkit.nats import running_nats
 
 GATEWAY = Incarnation("gateway-1")
@@ -80,29 +84,46 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
         yield running
 
 
-async def wipe(url: str) -> None:
-    client = await nats.connect(url)
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedNats]:
+    """A server with TLS and identities; its supervisors may do everything."""
+    with guarded_nats(tmp_path_factory.mktemp("guarded"), unbound=Role.SUPERVISOR) as running:
+        yield running
+
+
+async def wipe(url: str, access: Access | None = None) -> None:
+    client = IdentifiedClient(access)
+    await client.connect_as(url)
     js = client.jetstream()
     for info in await js.streams_info():
         await js.delete_stream(str(info.config.name))
     await client.close()
 
 
-@pytest.fixture(params=["memory", "jetstream"])
+@pytest.fixture(params=["memory", "jetstream", "guarded"])
 async def connect(request: pytest.FixtureRequest) -> AsyncIterator[Connect]:
     buses: list[Bus] = []
     if request.param == "memory":
         broker = MemoryBroker(streams=ALL_STREAMS)
-    else:
+    elif request.param == "jetstream":
         url = request.getfixturevalue("server").url
         await wipe(url)
+    else:
+        guarded = request.getfixturevalue("guarded")
+        url = guarded.url
+        await wipe(url, guarded.access(Role.SUPERVISOR))
 
     async def connected(name: str = "test") -> Bus:
         bus: Bus
         if request.param == "memory":
             bus = broker.connect(name)
         else:
-            bus = await JetStreamBus.connect(url, name=name, wait_s=60.0, streams=ALL_STREAMS)
+            access = None
+            if request.param == "guarded":
+                access = request.getfixturevalue("guarded").access(Role.SUPERVISOR)
+            bus = await JetStreamBus.connect(
+                url, name=name, wait_s=60.0, streams=ALL_STREAMS, access=access
+            )
         buses.append(bus)
         return bus
 

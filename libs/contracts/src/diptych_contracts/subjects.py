@@ -36,6 +36,11 @@ def request(priority_class: str, model: str) -> str:
     return f"request.{escape(priority_class)}.{escape(model)}"
 
 
+def request_any() -> str:
+    """Every accepted request."""
+    return "request.*.*"
+
+
 def token(gateway: Incarnation) -> str:
     """The journal of one gateway's requests, in stream `TOKENS`."""
     return f"token.{gateway}"
@@ -124,6 +129,15 @@ def cancel(worker: Incarnation) -> str:
     return f"cancel.{worker}"
 
 
+def current(worker: Incarnation) -> str:
+    """One worker's question whether it works in vain; any scheduler answers."""
+    return f"current.{worker}"
+
+
+CURRENT = "current.*"
+"""Every worker's question."""
+
+
 def attended(gateway: Incarnation) -> str:
     """Which answers out of one gateway's journal are read elsewhere."""
     return f"attended.{gateway}"
@@ -150,3 +164,12 @@ def blocks(worker: Incarnation) -> str:
 
 BLOCKS = "blocks.*"
 """Every worker's cached blocks."""
+
+
+EVERYTHING = (
+    *("request.>", "token.>", "live.>", "event.>", "dead.>"),
+    *("job.>", "kv.>", "embed.>", "cancel.>", "control.>", "current.>", "power.>"),
+    *("beat.>", "load.>", "queue.>", "attended.>", "blocks.>"),
+    *("$KV.>", "$O.>", "$JS.EVENT.ADVISORY.>"),
+)
+"""Every subject above, and every bucket's: all there is, but for others' inboxes."""

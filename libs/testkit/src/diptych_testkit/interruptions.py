@@ -363,6 +363,9 @@ class CuttingBucket(Generic[M]):
     async def delete(self, key: str) -> None:
         await self._bus.step(self._call("delete", key), lambda: self._bucket.delete(key))
 
+    async def values(self) -> list[Kept[M]]:
+        return await self._bus.step(self._call("values", "*"), self._bucket.values)
+
     async def watch(
         self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never
     ) -> Subscription:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
-from diptych_bus.port import Bus, Delivery, Gone, Kept
+from diptych_bus.port import Bus, Delivery
 from diptych_contracts import subjects
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import Incompatible, Transient
@@ -64,15 +64,8 @@ class Register:
                 )
 
     async def _registered(self) -> list[WorkerRegistration]:
-        found: list[WorkerRegistration] = []
-
-        def note(change: Kept[WorkerRegistration] | Gone) -> None:
-            if isinstance(change, Kept):
-                found.append(change.value)
-
-        watch = await self.bus.bucket(WORKERS, WorkerRegistration).watch(note)
-        await watch.close()
-        return found
+        found = await self.bus.bucket(WORKERS, WorkerRegistration).values()
+        return [kept.value for kept in found]
 
     async def _heard(self) -> set[Incarnation]:
         heard: set[Incarnation] = set()

@@ -9,9 +9,10 @@ from diptych_chassis.draining import Drain
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
 from diptych_contracts import subjects
+from diptych_contracts.attempts import AttemptAsk, AttemptIs
 from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
 from diptych_contracts.control import KvAsk, KvSnapshot
-from diptych_contracts.errors import DiptychError, Permanent, Refused, Unverified
+from diptych_contracts.errors import DiptychError, Refused, Transient, Unverified
 from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import (
     Cancel,
@@ -25,12 +26,10 @@ from diptych_contracts.jobs import (
     PrefillJob,
     RefusalReason,
 )
-from diptych_contracts.requests import RequestRecord
-from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
-from diptych_policy.overtaken import Rounds, overtaken
+from diptych_policy.overtaken import Rounds
 from diptych_telemetry import logger
 from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
@@ -51,6 +50,7 @@ _SWEEP_S = 0.25
 _BLOCKS_S = 0.02
 _REFRESH_S = 10.0
 _LOOK_S = 0.5
+_ASK_S = 2.0
 _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
 
@@ -94,7 +94,6 @@ class Worker:
         self._embedding = parts.embedding
         self._reports = parts.reports
         self._attempts: dict[SequenceKey, Attempt] = {}
-        self._records = member.bus.bucket(REQUEST_RECORDS, RequestRecord)
         self._rounds = Rounds()
 
     async def run(self) -> None:
@@ -240,12 +239,15 @@ class Worker:
 
     async def _look_for_overtaken(self) -> None:
         for request_id, attempt in self._rounds.due(self._admission, now_s=self._member.now_s()):
+            ask = AttemptAsk(request_id=request_id, attempt=attempt)
             try:
-                kept = await self._records.get(request_id)
-            except Permanent as err:  # nobody can read it: its fence and its deadline are left
-                log.error("record_unreadable", request_id=request_id, error=str(err))
+                answer: AttemptIs = await self._bus.request(
+                    subjects.current(self._me), ask, AttemptIs, timeout_s=_ASK_S
+                )
+            except Transient as err:  # the next look asks again
+                log.debug("attempt_not_asked", request_id=request_id, error=str(err))
                 continue
-            if kept is not None and overtaken(kept.value, attempt, self._me):
+            if answer.overtaken:
                 log.info("attempt_overtaken", request_id=request_id, attempt=attempt)
                 self._tasks.create_task(self._cancel(request_id, attempt))
 

@@ -36,6 +36,7 @@ from diptych_scheduler.cached_blocks import CachedBlocks
 from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.metering import Metering
+from diptych_scheduler.overtaking import AttemptDesk
 from diptych_scheduler.performing import Performer
 from diptych_scheduler.recording import Records
 from diptych_scheduler.settings import SchedulerSettings
@@ -145,6 +146,7 @@ class Scheduler:
         await bus.subscribe(subjects.LOADS, self._on_load)
         await bus.subscribe(subjects.ATTENDED, self._on_attended)
         await self._cached.listen()
+        await AttemptDesk(bus).start()
         await bus.bucket(WORKERS, WorkerRegistration).watch(self._on_worker)
         await bus.bucket(REQUEST_RECORDS, RequestRecord).watch(self._on_record, final=_closed)
 

@@ -4,8 +4,10 @@ nats-py's writes take no TTL, and lose the answer with the connection. A write h
 conflict whose winner has our id is a success whose answer was lost.
 """
 
+import logging
 import math
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Generic, TypeVar
 from uuid import uuid4
 
@@ -17,11 +19,13 @@ from diptych_bus.jetstream.connection import Connection
 from diptych_bus.jetstream.declaring import bucket_stream
 from diptych_bus.jetstream.watching import Watch, is_gone
 from diptych_bus.port import Gone, Kept, Subscription, never
-from diptych_contracts.errors import Conflict
+from diptych_contracts.errors import Conflict, Permanent
 from diptych_contracts.streams import BucketSpec
 from diptych_contracts.wire import Message, decode, encode
 
 M = TypeVar("M", bound=Message)
+
+log = logging.getLogger("diptych.bus")
 
 CALL_S = 5.0
 """Deadline of one call: a restart of the server fits in."""
@@ -45,7 +49,7 @@ class JetStreamBucket(Generic[M]):
     async def get(self, key: str) -> Kept[M] | None:
         """The newest value."""
         msg = await self._last(key)
-        if msg is None or is_gone(msg):
+        if msg is None or is_gone(msg) or not direct.genuine(msg):
             return None
         return Kept(key, decode(msg.data, self._kind), direct.seq_of(msg))
 
@@ -72,6 +76,24 @@ class JetStreamBucket(Generic[M]):
         """Remove a key and its history; the tombstone goes by itself after a second."""
         headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", **ttl_header(TOMBSTONE_TTL_S)}
         await self._write(key, b"", headers)
+
+    async def values(self) -> list[Kept[M]]:
+        """All values as they are now."""
+        found: dict[str, Kept[M]] = {}
+        messages = direct.all_on(self._connection, self._stream, self._subject(">"), after_seq=0)
+        async with aclosing(messages):
+            async for msg in messages:
+                key = (msg.headers or {})["Nats-Subject"].removeprefix(self._subject(""))
+                found.pop(key, None)
+                if is_gone(msg) or not direct.genuine(msg):
+                    continue
+                try:
+                    value = decode(msg.data, self._kind)
+                except Permanent as err:
+                    log.warning("bucket_value_skipped: %s: %s", key, err)
+                    continue
+                found[key] = Kept(key, value, direct.seq_of(msg))
+        return list(found.values())
 
     async def watch(
         self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never

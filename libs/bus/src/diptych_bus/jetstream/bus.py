@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 
+from diptych_bus.access import Access
 from diptych_bus.jetstream import direct, objects
 from diptych_bus.jetstream.answers import NOT_FOUND, ApiError, api, stored
 from diptych_bus.jetstream.appending import Appender
@@ -13,7 +14,9 @@ from diptych_bus.jetstream.declaring import backlog, bucket_stream, declare, obj
 from diptych_bus.jetstream.journal import JetStreamJournal
 from diptych_bus.jetstream.messaging import JetStreamMessaging, delivery_of
 from diptych_bus.jetstream.pulling import Puller
-from diptych_bus.jetstream.store_identity import StoreIdentity
+from diptych_bus.jetstream.store_identity import StoreIdentity, there
+from diptych_bus.permissions.granting import needed_streams
+from diptych_bus.permissions.table import RIGHTS
 from diptych_bus.port import (
     Backlog,
     Bucket,
@@ -57,19 +60,27 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         wait_s: float,
         streams: Iterable[StreamSpec] = STREAMS,
         replicas: int = 1,
+        access: Access | None = None,
     ) -> "JetStreamBus":
         """Connect, trying for `wait_s`, and create missing streams, buckets and objects.
 
-        Each is kept by `replicas` servers of a cluster: set by whoever creates it.
+        Each is kept by `replicas` servers of a cluster: set by whoever creates it. With `access`
+        only a supervisor creates them; others wait until those are there that they may use.
 
         Raises:
             BusAway: nobody answers at `url`.
-            Transient: JetStream is off or not ready.
+            Transient: JetStream is off or not ready, or nobody creates what is missing.
         """
-        connection = await Connection.open(url, name=name, wait_s=wait_s)
+        end_s = asyncio.get_running_loop().time() + wait_s
+        connection = await Connection.open(url, name=name, wait_s=wait_s, access=access)
+        names = [spec.name for spec in streams] + _KEPT
         try:
-            await declare(connection, streams, BUCKETS, OBJECT_BUCKETS, replicas=replicas)
-            await StoreIdentity.start(connection, [spec.name for spec in streams] + _KEPT)
+            if access is None or RIGHTS[access.role].creates:
+                await declare(connection, streams, BUCKETS, OBJECT_BUCKETS, replicas=replicas)
+            else:
+                names = sorted(needed_streams(RIGHTS[access.role]))
+                await there(connection, names, until_s=end_s)
+            await StoreIdentity.start(connection, names)
             return cls(connection, await Appender.start(connection))
         except BaseException:
             await connection.close()

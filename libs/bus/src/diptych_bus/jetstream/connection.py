@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from diptych_bus.jetstream.transport import AbortingTransport
+from diptych_bus.access import Access
+from diptych_bus.jetstream.client import IdentifiedClient
 from diptych_bus.lifetime import Lifetime, heeding, woken
 from diptych_bus.server_clock import ServerClock
 from diptych_bus.sizes import check_size
@@ -32,6 +32,11 @@ TRY_S = 0.5
 SETTLE_S = 1.0
 NOT_READY_PAUSE_S = 0.05
 """Pause while JetStream recovers (12-216 ms measured)."""
+
+REFUSED_S = 10.0
+"""How long the server may refuse an identity until the process ends: one that is just being
+renewed, or a server that is just being told of its key, is not refused for so long."""
+WARN_EVERY_S = 1.0
 
 _ERRORS = (nats.errors.Error, TimeoutError, OSError)
 
@@ -69,27 +74,30 @@ def without_secrets(url: str) -> str:
 class Connection:
     """A client that heals itself; made by `open`."""
 
-    def __init__(self, url: str, lifetime: Lifetime) -> None:
+    def __init__(self, url: str, lifetime: Lifetime, access: Access | None = None) -> None:
         self._url = without_secrets(url)
         self.lifetime = lifetime
-        self.client = Client()
+        self.access = access
+        self.client = IdentifiedClient(access)
         self.server_clock = ServerClock(time.monotonic, lambda: time.time_ns() // 1_000_000)
         self._up = asyncio.Event()
         self._last_error: Exception | None = None
+        self._warn_at_s = 0.0
         self._links: dict[tuple[Callable[[], None], Callable[[], None] | None], None] = {}
 
     @classmethod
-    async def open(cls, url: str, *, name: str, wait_s: float) -> "Connection":
-        """Connect, trying again for `wait_s`.
+    async def open(
+        cls, url: str, *, name: str, wait_s: float, access: Access | None = None
+    ) -> "Connection":
+        """Connect, trying again for `wait_s`; with `access`, over TLS and as somebody.
 
         Raises:
             BusAway: nobody answers at `url`.
         """
-        self = cls(url, Lifetime())
-        self.client._transport = AbortingTransport()
+        self = cls(url, Lifetime(), access)
         try:
             async with asyncio.timeout(wait_s):
-                await self.client.connect(
+                await self.client.connect_as(
                     url,
                     name=name,
                     error_cb=self._on_error,
@@ -97,7 +105,7 @@ class Connection:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=self._on_closed,
                     connect_timeout=2,
-                    reconnect_time_wait=0.1 * (1 + random.random()),  # type: ignore[arg-type]
+                    reconnect_time_wait=0.1 * (1 + random.random()),
                     max_reconnect_attempts=-1,
                     ping_interval=1,
                     max_outstanding_pings=2,
@@ -255,9 +263,21 @@ class Connection:
         await self.client.close()
 
     async def _watch_reconnecting(self) -> None:
-        """Say so if nats-py's reconnecting ends by an exception it does not expect."""
+        """Say so if nats-py's reconnecting ends by an exception it does not expect.
+
+        Or if the server does not believe this process any more.
+        """
+        refused_since_s: float | None = None
         while True:
             await asyncio.sleep(1.0)
+            now_s = asyncio.get_running_loop().time()
+            if not self.client.refusals:
+                refused_since_s = None
+            elif refused_since_s is None:
+                refused_since_s = now_s
+            elif now_s - refused_since_s > REFUSED_S:
+                text = f"the bus at {self._url} refuses this process's identity: {self._last_error}"
+                self.lifetime.end(Transient(text))
             task = self.client._reconnection_task
             if self.client.is_reconnecting and task is not None and task.done():
                 self.lifetime.end(BusAway(f"reconnecting to {self._url} ended: {self._last_error}"))
@@ -266,6 +286,11 @@ class Connection:
         self._last_error = err
         if isinstance(err, nats.errors.SlowConsumerError):
             log.warning("bus_backlog_full: %s", err.subject)
+        elif "permissions violation" in str(err).lower():
+            # A right that the table lacks, or one that this process should not need.
+            if (now_s := asyncio.get_running_loop().time()) >= self._warn_at_s:
+                self._warn_at_s = now_s + WARN_EVERY_S
+                log.warning("bus_permission_refused: %s", err)
         else:
             log.debug("bus_connection_error: %r", err)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import datetime
@@ -9,8 +10,11 @@ from datetime import datetime
 from nats.aio.msg import Msg
 
 from diptych_bus.jetstream.answers import API, status
+from diptych_bus.jetstream.client import REFLECTED
 from diptych_bus.jetstream.connection import Connection
 from diptych_contracts.errors import BusAway
+
+log = logging.getLogger("diptych.bus")
 
 BATCH = 512
 BATCH_WAIT_S = 1.0
@@ -35,6 +39,18 @@ def stored_ms_of(msg: Msg) -> int:
     """When a directly read message was stored, by the server's clock."""
     stamp: str = (msg.headers or {})["Nats-Time-Stamp"]
     return round(datetime.fromisoformat(stamp).timestamp() * 1000)
+
+
+def genuine(msg: Msg) -> bool:
+    """Whether a directly read message was published by a process, not by the server for one.
+
+    The server sends what it answers wherever a question asks, into other streams too, whatever the
+    asker itself may publish. What comes from one stream into another names both of them.
+    """
+    if REFLECTED not in (msg.headers or {}):
+        return True
+    log.warning("bus_reflected_message_refused: %s", (msg.headers or {}).get("Nats-Subject"))
+    return False
 
 
 async def by_seq(connection: Connection, stream: str, seq: int) -> Msg | None:

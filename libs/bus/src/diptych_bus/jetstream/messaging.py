@@ -12,6 +12,9 @@ from diptych_bus.port import Delivery, Subscription
 from diptych_bus.tracing import context_of, with_context
 from diptych_contracts.wire import Message, decode, encode
 
+_CONSUMER_REPLY = "$JS.ACK."
+_REPUBLISHED = "live."
+
 
 def delivery_of(msg: Msg, *, subject: str | None = None) -> Delivery:
     """`msg` as the port shows it; `subject` where it was stored under another."""
@@ -21,6 +24,20 @@ def delivery_of(msg: Msg, *, subject: str | None = None) -> Delivery:
 def stamp_ms(msg: Msg) -> int:
     """When a consumer's message was stored, by the server's clock."""
     return round(msg.metadata.timestamp.timestamp() * 1000)
+
+
+def sent_on(msg: Msg) -> bool:
+    """Whether the server itself put this message into the stream or on the subject it comes from.
+
+    Who may read anything from a stream can have the server send it to any subject, whatever it may
+    publish itself: into buckets too. What was sent on names the stream that it comes from.
+    """
+    return "Nats-Stream" in (msg.headers or {})
+
+
+def from_a_stream(msg: Msg) -> bool:
+    """Whether nobody published this: it was `sent_on`, or delivered by a consumer."""
+    return sent_on(msg) or msg.reply.startswith(_CONSUMER_REPLY)
 
 
 class Serving:
@@ -48,9 +65,13 @@ class JetStreamMessaging:
 
     async def subscribe(self, subject: str, handler: Callable[[Delivery], None]) -> Subscription:
         """Call `handler` for each message on `subject`."""
-        return await self._connection.listen_for_others(
-            subject, lambda msg: handler(delivery_of(msg))
-        )
+        republished = subject.startswith(_REPUBLISHED)
+
+        def take(msg: Msg) -> None:
+            if republished or not from_a_stream(msg):
+                handler(delivery_of(msg))
+
+        return await self._connection.listen_for_others(subject, take)
 
     async def request(self, subject: str, message: Message, reply: Any, *, timeout_s: float) -> Any:
         """Send `message` and give the answer as type `reply`."""
@@ -66,7 +87,7 @@ class JetStreamMessaging:
         answers = Answers(answerer, self._connection.lifetime)
 
         def take(msg: Msg) -> None:
-            if msg.reply:
+            if msg.reply and not from_a_stream(msg):
                 answers.take(delivery_of(msg), partial(self._connection.publish, msg.reply))
 
         return Serving(await self._connection.listen_for_others(subject, take), answers)

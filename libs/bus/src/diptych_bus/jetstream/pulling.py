@@ -15,7 +15,7 @@ from nats.aio.msg import Msg
 from diptych_bus.jetstream.answers import API, status
 from diptych_bus.jetstream.connection import Connection, Listening
 from diptych_bus.jetstream.declaring import NS, declare_consumer
-from diptych_bus.jetstream.messaging import delivery_of, stamp_ms
+from diptych_bus.jetstream.messaging import delivery_of, sent_on, stamp_ms
 from diptych_bus.lifetime import stop, woken
 from diptych_bus.port import Delivery, Pulled
 from diptych_contracts.errors import Transient
@@ -112,6 +112,10 @@ class Puller:
             if 2 * self._asked <= self._spec.batch:
                 self._wake.set()
             pulled = PulledMessage(self._connection, msg)
+            if sent_on(msg):
+                log.warning("bus_reflected_message_refused: %s", msg.subject)
+                self._connection.lifetime.start(pulled.ack(), "refusing a reflected message")
+                return
             self._connection.server_clock.stamped(pulled.stored_unix_ms)
             self._handler(pulled)
         elif code != "100":

@@ -66,6 +66,20 @@ class StoreIdentity:
         return sorted(name for name, stamp in self._born.items() if born.get(name) != stamp)
 
 
+async def there(connection: Connection, streams: Iterable[str], *, until_s: float) -> None:
+    """Wait until all `streams` are there, for a process that may not create them.
+
+    Raises:
+        Transient: some are not, at `until_s` of the event loop's clock.
+    """
+    loop = asyncio.get_running_loop()
+    while missing := sorted(frozenset(streams) - (await _listed(connection)).keys()):
+        if loop.time() + PAUSE_S > until_s:
+            which = ", ".join(missing[:_NAMED])
+            raise Transient(f"nobody has created {which} on the bus: does a supervisor run?")
+        await asyncio.sleep(PAUSE_S)
+
+
 async def _born(connection: Connection, streams: Iterable[str]) -> dict[str, str]:
     """When each of `streams` that exists was created."""
     found = await _listed(connection)

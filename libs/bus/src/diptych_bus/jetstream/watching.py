@@ -23,7 +23,7 @@ from diptych_bus.jetstream import direct
 from diptych_bus.jetstream.answers import API, ApiError, api, status
 from diptych_bus.jetstream.connection import Connection, Listening
 from diptych_bus.jetstream.declaring import NS, bucket_stream
-from diptych_bus.jetstream.messaging import stamp_ms
+from diptych_bus.jetstream.messaging import sent_on, stamp_ms
 from diptych_bus.lifetime import stop, woken
 from diptych_bus.port import Gone, Kept, never
 from diptych_contracts.errors import BusAway, Permanent, Transient
@@ -245,6 +245,9 @@ class Watch(Generic[M]):
     def _take(self, key: str, msg: Msg) -> None:
         if is_gone(msg):
             self._gone(key)
+            return
+        if sent_on(msg):
+            log.warning("bus_reflected_message_refused: %s", msg.subject)
             return
         revision = msg.metadata.sequence.stream
         if self._revisions.get(key) == revision:

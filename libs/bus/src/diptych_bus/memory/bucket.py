@@ -1,5 +1,6 @@
 """Key-value buckets in memory: compare-and-swap, TTL, watches."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from diptych_bus.memory.stopping import Owned
 from diptych_bus.memory.timers import Timer, Timers
 from diptych_bus.port import Gone, Kept, Subscription, never
 from diptych_bus.sizes import check_size
-from diptych_contracts.errors import BusAway, Conflict, StoreFull
+from diptych_contracts.errors import BusAway, Conflict, Permanent, StoreFull
 from diptych_contracts.streams import BucketSpec
 from diptych_contracts.wire import Message, decode, encode
 
@@ -224,6 +225,15 @@ class MemoryBucket(Generic[M]):
         """Remove a key and its history."""
         await self._client.round_trip()
         self._store.delete(key)
+
+    async def values(self) -> list[Kept[M]]:
+        """All values as they are now; one that cannot be read is left out."""
+        await self._client.round_trip()
+        found = []
+        for key, value in self._store.values.items():
+            with contextlib.suppress(Permanent):
+                found.append(Kept(key, decode(value.data, self._kind), value.revision))
+        return found
 
     async def watch(
         self, handler: Callable[[Kept[M] | Gone], None], *, final: Callable[[M], bool] = never

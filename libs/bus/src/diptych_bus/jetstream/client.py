@@ -1,0 +1,74 @@
+"""nats-py's client with an identity of ours, which may be renewed while it is connected."""
+
+import base64
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+
+from diptych_bus.access import Access
+from diptych_bus.jetstream.transport import AbortingTransport
+from diptych_contracts.errors import Permanent
+
+_NOT_BELIEVED = ("authorization violation", "authentication")
+_STREAM_HEADER = b"\r\nNats-Stream:"
+REFLECTED = "Diptych-Reflected"
+"""Set here, on what the server itself sent on from a stream into another one (`genuine`)."""
+
+
+class IdentifiedClient(Client):
+    """A client that connects again where nats-py would close: its identity may be a new one."""
+
+    def __init__(self, access: Access | None = None) -> None:
+        super().__init__()
+        self._access = access
+        tls = None if access is None else access.tls
+        self._transport = AbortingTransport(tls)
+        self.refusals = 0
+        """How often the server did not believe it since it last did."""
+
+    async def connect_as(self, url: str, **options: Any) -> None:
+        """As `connect`, with the identity."""
+        await self.connect(url, **_identified(self._access), **options)
+
+    async def _process_err(self, err_msg: str) -> None:
+        if any(reason in err_msg.lower() for reason in _NOT_BELIEVED):
+            await self._process_op_err(nats.errors.AuthorizationError())
+            return
+        await super()._process_err(err_msg)
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except nats.errors.Error as err:
+            self.refusals += any(reason in str(err).lower() for reason in _NOT_BELIEVED)
+            raise
+        except Permanent as err:  # the file is being changed, or is gone
+            self.refusals += 1
+            raise nats.errors.Error(str(err)) from err
+        self.refusals = 0
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        parsed: dict[str, str] | None = await super()._process_headers(headers)
+        if parsed and headers.count(_STREAM_HEADER) > 1:
+            parsed[REFLECTED] = "1"
+        return parsed
+
+
+def _identified(access: Access | None) -> Mapping[str, Any]:
+    if access is None:
+        return {}
+    context: ssl.SSLContext = access.tls()
+
+    def signature(challenge: str) -> bytes:
+        return base64.b64encode(access.renewed().answer(challenge))
+
+    return {
+        "tls": context,
+        "tls_handshake_first": True,
+        "signature_cb": signature,
+        "user_jwt_cb": lambda: access.identity.jwt.encode(),
+        "inbox_prefix": access.inbox_prefix,
+    }
