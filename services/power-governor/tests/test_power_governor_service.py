@@ -13,8 +13,10 @@ from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.errors import BusAway
 from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation
+from diptych_contracts.orders import Order, Signed
 from diptych_contracts.power import GovernorLease, PowerSetPoint
 from diptych_contracts.streams import LEASES, WORKERS
+from diptych_contracts.wire import decode
 from diptych_power_governor.app import serve
 from diptych_power_governor.leading import KEY, Leadership
 from diptych_power_governor.settings import GovernorSettings
@@ -66,7 +68,8 @@ async def watch_set_points(bus: Bus) -> list[PowerSetPoint]:
     seen: list[PowerSetPoint] = []
 
     def note(delivery: Delivery) -> None:
-        seen.append(delivery.decode(PowerSetPoint))
+        signed: Signed = delivery.decode(Signed)
+        seen.append(decode(decode(signed.content, Order).body, PowerSetPoint))
 
     await bus.subscribe(subjects.power(WORKER), note)
     return seen

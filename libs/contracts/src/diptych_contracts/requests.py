@@ -76,8 +76,10 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     @property
     def headers(self) -> dict[str, str]:
         """What is stored beside it: whom to tell, and with which voice, if it cannot be read."""
-        found = {GATEWAY_HEADER: self.gateway}
-        return found | {SECRET_HEADER: self.secret.hex()} if self.secret else found
+        found: dict[str, str] = {GATEWAY_HEADER: self.gateway}
+        if self.secret:
+            found[SECRET_HEADER] = self.secret.hex()
+        return found
 
     @property
     def deadline_unix_ms(self) -> int:

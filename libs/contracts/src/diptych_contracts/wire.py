@@ -26,9 +26,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __repr__(self) -> str:
         """Everything but what nobody may read over a shoulder: `HIDDEN`."""
-        told = (
-            f"{name}={_shown(name, getattr(self, name))}" for name in self.__struct_fields__
-        )
+        told = (f"{name}={_shown(name, getattr(self, name))}" for name in self.__struct_fields__)
         return f"{type(self).__name__}({', '.join(told)})"
 
 

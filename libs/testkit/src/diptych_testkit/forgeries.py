@@ -39,9 +39,7 @@ def forgeries(
             voice=voice,
         ),
         Fence(request_id=request_id, attempt=attempt + 1, voice=voice),
-        Started(
-            request_id=request_id, attempt=attempt, worker=THIEF, phase="decode", voice=voice
-        ),
+        Started(request_id=request_id, attempt=attempt, worker=THIEF, phase="decode", voice=voice),
         AttemptFailed(
             request_id=request_id,
             attempt=attempt,
@@ -53,7 +51,9 @@ def forgeries(
     )
 
 
-def framed(parts: Sequence[JournalPart]) -> list[TokenFrame | Fence | Started | AttemptFailed | End]:
+def framed(
+    parts: Sequence[JournalPart],
+) -> list[TokenFrame | Fence | Started | AttemptFailed | End]:
     """`parts` as the journal takes them: tokens only in a frame."""
     return [
         TokenFrame(worker=THIEF, entries=(part,)) if isinstance(part, TokenEntry) else part

@@ -15,9 +15,7 @@ def forged(view: RequestView, part: JournalPart) -> None:
     _forged().inc()
     if view.forged == 1:
         said = str(type(part).__struct_config__.tag).partition(".")[0]
-        log.warning(
-            "forged_entry", request_id=view.request_id, said=said, attempt=part.attempt
-        )
+        log.warning("forged_entry", request_id=view.request_id, said=said, attempt=part.attempt)
 
 
 @cache
