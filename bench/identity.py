@@ -12,10 +12,10 @@ from typing import Any
 from diptych_bus.memory import MemoryBroker
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.keys import RateLimits
-from diptych_gateway.allowances import Allowances
-from diptych_gateway.identity import Identity
-from diptych_gateway.keyring import Keyring
-from diptych_gateway.routes import needs
+from diptych_gateway.doors.routes import needs
+from diptych_gateway.tenancy.allowances import Allowances
+from diptych_gateway.tenancy.identity import Identity
+from diptych_gateway.tenancy.keyring import Keyring
 from diptych_testkit.keys import bearer, put_key
 
 ROUNDS = 20_000

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diptych_gateway.server import ConnectionLimits, HttpServer
+from diptych_gateway.listening.server import ConnectionLimits, HttpServer
 from diptych_testkit.outside_clients import OutsideClients
 
 pytestmark = pytest.mark.clients

@@ -14,7 +14,7 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
-from diptych_gateway.records import Records
+from diptych_gateway.keeping.records import Records
 from diptych_scheduler.performing import Performer
 from diptych_testkit.aftermath import nothing_is_left
 from diptych_testkit.builders import GATEWAY, a_request

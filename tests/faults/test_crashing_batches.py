@@ -19,7 +19,9 @@ from diptych_contracts.fleet import Role
 from diptych_contracts.idempotency import Claim, ClaimState
 from diptych_contracts.requests import Request, RequestRecord
 from diptych_contracts.streams import BATCHES, REQUEST_RECORDS
-from diptych_gateway import batch_owning, batch_running, joining
+from diptych_gateway.batches import owning as batch_owning
+from diptych_gateway.batches import running as batch_running
+from diptych_gateway.idempotency import joining
 from diptych_testkit.builders import MODEL
 from diptych_testkit.cut_fleet import CutFleet, cut_fleet, slow_engine
 from diptych_testkit.interruptions import Call, Cut

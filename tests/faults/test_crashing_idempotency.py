@@ -19,7 +19,7 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Request, RequestRecord
 from diptych_contracts.streams import IDEMPOTENCY, REQUEST_RECORDS, REQUESTS
 from diptych_contracts.wire import decode
-from diptych_gateway import joining
+from diptych_gateway.idempotency import joining
 from diptych_testkit.aftermath import messages, nothing_is_left, views
 from diptych_testkit.builders import MODEL, a_request
 from diptych_testkit.cut_fleet import CutFleet, cut_fleet, slow_engine

@@ -25,7 +25,7 @@ from diptych_contracts.fleet import Role
 from diptych_contracts.keys import RateLimits
 from diptych_contracts.streams import EVENTS
 from diptych_engine.sim import EMBEDDING_SIZE, SimEmbedder
-from diptych_gateway import embedders, embedding, embedding_bodies
+from diptych_gateway.texts import embedders, embedding, embedding_bodies
 from diptych_policy import embedding as policy
 from diptych_testkit.builders import MODEL
 from diptych_testkit.keys import bearer, put_key

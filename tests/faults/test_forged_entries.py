@@ -16,7 +16,7 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Request, RequestRecord
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_gateway import forging
+from diptych_gateway.answering import forging
 from diptych_policy.journal import JournalPart
 from diptych_policy.voices import attempt_voice, owner_voice
 from diptych_testkit.aftermath import nothing_is_left

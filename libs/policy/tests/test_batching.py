@@ -105,6 +105,20 @@ def test_the_head_waits_for_room_and_is_not_overtaken() -> None:
     assert [key for key, _ in subject.admit()] == ["big", "small"]
 
 
+def test_an_interrupted_answer_goes_before_those_that_wait_for_their_first_token() -> None:
+    subject = batcher(max_sequences=2)
+    subject.add("filling", known=100, cells=120)
+    subject.admit()
+    subject.add("new", known=10, cells=20)
+    subject.add("interrupted", known=30, cells=40, interrupted=True)
+    subject.add("later", known=30, cells=40, interrupted=True)
+    assert [key for key, _ in subject.admit()] == ["interrupted"]
+    assert [chunk.key for chunk in subject.plan()] == ["interrupted", "filling"]
+    subject.remove("interrupted")
+    assert [key for key, _ in subject.admit()] == ["later"]
+    subject.check()
+
+
 def test_sequence_ids_are_bounded_and_come_back() -> None:
     subject = batcher(max_sequences=2)
     for key in "abc":

@@ -111,9 +111,10 @@ def test_without_reasoning_a_thinking_model_answers_at_once() -> None:
 
 @pytest.mark.parametrize("name", CALL_FORMATS)
 def test_brackets_without_end_are_no_harm(name: str) -> None:
-    opening = "".join(CALL_FORMATS[name].markers[:1])
-    text = opening + '{"name": "f", "arguments": ' + "[" * 20_000
-    parser = AnswerParser(AnswerFormat(tools=name))
-    for start in range(0, len(text), 997):
-        parser.push(text[start : start + 997])
-    parser.finish()
+    opening, brackets = "".join(CALL_FORMATS[name].markers[:1]), "[" * 20_000
+    text = opening + '{"name": "f", "arguments": ' + brackets
+    made = AnswerFormat(tools=name)
+    parts = parts_of(made, *(text[start : start + 997] for start in range(0, len(text), 997)))
+    assert parts == parts_of(made, text)
+    assert parts[-1].text.endswith(brackets)
+    assert len(parts) == 1 or parts == [CallBegun(0, "f"), CallArguments(0, brackets)]

@@ -50,8 +50,12 @@ def test_a_keyword_that_cannot_be_obeyed_is_named_with_its_place(schema: Any, pa
 
 def test_names_that_look_like_keywords_are_names() -> None:
     names = ["not", "if", "uniqueItems", "x-guidance", "format"]
-    check_schema(json.dumps({"properties": {name: {"type": "null"} for name in names}}), param="s")
-    check_schema('{"enum": [{"not": 1, "format": "date"}], "default": {"if": 2}}', param="s")
+    named = {"properties": {name: {"type": "null"} for name in names}}
+    values = {"enum": [{"not": 1, "format": "date"}], "default": {"if": 2}}
+    for schema in (named, values):
+        check_schema(json.dumps(schema), param="s")
+    assert {at for at, _ in subschemas(named, "s")} == {"s", *(f"s.properties.{n}" for n in names)}
+    assert [at for at, _ in subschemas(values, "s")] == ["s"]
 
 
 def test_annotations_change_nothing() -> None:

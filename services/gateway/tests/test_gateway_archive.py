@@ -15,8 +15,8 @@ from diptych_contracts.journal import End, EndReason
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
 from diptych_contracts.sampling import Sampling
 from diptych_contracts.streams import MAX_RESPONSE_BYTES, RESPONSE_PARTS
-from diptych_gateway.archive import Archive
 from diptych_gateway.errors import ApiError
+from diptych_gateway.keeping.archive import Archive
 
 pytestmark = pytest.mark.virtual_time
 

@@ -7,9 +7,9 @@ import pytest
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Mode, PriorityClass
-from diptych_gateway.bodies import decode
-from diptych_gateway.checking import MAX_STOP_CHARS, ChatCall, check
-from diptych_gateway.harmless import HARMLESS
+from diptych_gateway.judging.bodies import decode
+from diptych_gateway.judging.checking import MAX_STOP_CHARS, ChatCall, check
+from diptych_gateway.judging.harmless import HARMLESS
 
 
 def call(**changes: Any) -> ChatCall:

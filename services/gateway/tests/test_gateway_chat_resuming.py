@@ -10,7 +10,7 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_gateway.routes import CHAT_COMPLETIONS
+from diptych_gateway.doors.routes import CHAT_COMPLETIONS
 
 TEXT = "Hello world and all the rest of it ##"
 OTHER = "gateway-00000000cccc"

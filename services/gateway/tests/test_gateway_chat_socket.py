@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState
-from diptych_gateway.socket_connections import MAX_IN_FLIGHT
+from diptych_gateway.sockets.connections import MAX_IN_FLIGHT
 
 DONE = "[DONE]"
 

@@ -9,7 +9,7 @@ from diptych_contracts.errors import StoreFull
 from diptych_contracts.ids import sibling
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, Request
-from diptych_gateway.siblings import seeds
+from diptych_gateway.admission.siblings import seeds
 
 WORDS = ("Hello world", "grüße", "the end of it")
 

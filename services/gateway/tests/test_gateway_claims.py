@@ -4,7 +4,7 @@ import msgspec
 
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import TokenEntry
-from diptych_gateway.claims import answer_of
+from diptych_gateway.idempotency.claims import answer_of
 from diptych_policy.journal import RequestView
 from diptych_testkit.builders import REQUEST, an_end, tokens
 

@@ -9,7 +9,7 @@ from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_gateway.completion_checks import (
+from diptych_gateway.completions.text_checks import (
     MAX_PROMPTS,
     CompletionCall,
     check_completion,

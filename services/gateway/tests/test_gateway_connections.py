@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from diptych_contracts.journal import EndReason
-from diptych_gateway import connections, server
-from diptych_gateway.connections import MAX_FIELDS, MAX_HEAD_BYTES
+from diptych_gateway.listening import connections, server
+from diptych_gateway.listening.connections import MAX_FIELDS, MAX_HEAD_BYTES
 
 GET = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"

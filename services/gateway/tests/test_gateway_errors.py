@@ -20,7 +20,7 @@ from diptych_contracts.errors import (
 )
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import End, EndReason
-from diptych_gateway.envelope import Envelope
+from diptych_gateway.doors.envelope import Envelope
 from diptych_gateway.errors import ApiError, from_end, from_error
 
 TREE: list[tuple[DiptychError, int, str, str]] = [

@@ -13,11 +13,11 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from diptych_contracts.journal import EndReason
-from diptych_gateway import connections
-from diptych_gateway.budget import Budget
-from diptych_gateway.connections import MAX_FRAGMENTS
-from diptych_gateway.sockets import ResponsesSocket
-from diptych_gateway.unfinished import Unfinished
+from diptych_gateway.listening import connections
+from diptych_gateway.listening.connections import MAX_FRAGMENTS
+from diptych_gateway.listening.unfinished import Unfinished
+from diptych_gateway.sockets.budget import Budget
+from diptych_gateway.sockets.responses_socket import ResponsesSocket
 
 CREATE = {"type": "response.create", "model": "tiny"}
 UPGRADE = (

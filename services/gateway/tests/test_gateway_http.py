@@ -13,7 +13,7 @@ from diptych_contracts.fleet import WorkerRegistration
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, WORKERS
-from diptych_gateway.server import ConnectionLimits, HttpServer
+from diptych_gateway.listening.server import ConnectionLimits, HttpServer
 
 CHAT = "/v1/chat/completions"
 

@@ -13,11 +13,11 @@ from diptych_bus.memory import MemoryBroker
 from diptych_contracts.errors import Permanent, Transient
 from diptych_contracts.journal import EndReason
 from diptych_contracts.keys import RateLimits, Role, key_entry
-from diptych_gateway.callers import ANONYMOUS, Caller
+from diptych_gateway.doors.routes import needs
 from diptych_gateway.errors import ApiError
-from diptych_gateway.identity import chosen_subprotocol
-from diptych_gateway.keyring import Keyring
-from diptych_gateway.routes import needs
+from diptych_gateway.tenancy.callers import ANONYMOUS, Caller
+from diptych_gateway.tenancy.identity import chosen_subprotocol
+from diptych_gateway.tenancy.keyring import Keyring
 from diptych_policy.access import Right
 from diptych_testkit.keys import bearer, keys_bucket, put_key, put_tenant
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import diptych_gateway.chat
-import diptych_gateway.responses
+import diptych_gateway.completions.chat
+import diptych_gateway.responses.serving
 from diptych_gateway.errors import ApiError
-from diptych_gateway.intake import SMALL_BYTES, Intake
-from diptych_gateway.message_checks import MAX_MESSAGES
+from diptych_gateway.judging.message_checks import MAX_MESSAGES
+from diptych_gateway.listening.intake import SMALL_BYTES, Intake
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 EMPTY = {"role": "user", "content": ""}
@@ -118,8 +118,8 @@ async def test_what_is_not_supported_may_be_as_strange_as_it_likes(stack: Any, t
 @pytest.mark.parametrize(
     ("module", "name", "path", "field"),
     [
-        (diptych_gateway.chat, "check", CHAT, "messages"),
-        (diptych_gateway.responses, "check_response", RESPONSES, "input"),
+        (diptych_gateway.completions.chat, "check", CHAT, "messages"),
+        (diptych_gateway.responses.serving, "check_response", RESPONSES, "input"),
     ],
 )
 async def test_a_large_body_is_judged_off_the_event_loop(

@@ -15,7 +15,7 @@ from diptych_contracts.allowances import Allowance
 from diptych_contracts.journal import EndReason
 from diptych_contracts.keys import RateLimits
 from diptych_contracts.streams import ALLOWANCES
-from diptych_gateway.allowances import duration
+from diptych_gateway.tenancy.allowances import duration
 from diptych_testkit.keys import bearer, put_key, put_tenant
 
 CHAT = "/v1/chat/completions"

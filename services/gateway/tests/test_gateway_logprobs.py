@@ -11,8 +11,8 @@ from diptych_contracts.journal import Chances, EndReason
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.responses import StoredResponse
 from diptych_contracts.streams import REQUEST_RECORDS, RESPONSES
-from diptych_gateway.chance_trail import ChanceTrail
-from diptych_gateway.logprob_objects import completion_logprobs, token_logprobs
+from diptych_gateway.answering.chance_trail import ChanceTrail
+from diptych_gateway.answering.logprob_objects import completion_logprobs, token_logprobs
 from diptych_testkit.tiny_gguf import EOS_ID, tiny_card
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec

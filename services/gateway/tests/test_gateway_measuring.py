@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diptych_contracts.errors import ContextOverflow
-from diptych_gateway.measuring import PIECE_CHARS, check_fits, may_overflow
+from diptych_gateway.admission.measuring import PIECE_CHARS, check_fits, may_overflow
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_text.codec import TextCodec
 

@@ -11,8 +11,8 @@ from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import End, EndReason, Report
 from diptych_contracts.streams import USAGE
 from diptych_contracts.usage import CURSOR, UsageDay, UsageEntry, usage_key
-from diptych_gateway import metering
-from diptych_gateway.metering import Metering
+from diptych_gateway.tenancy import metering
+from diptych_gateway.tenancy.metering import Metering
 from diptych_telemetry import metrics
 
 

@@ -16,7 +16,7 @@ from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.streams import MODELS, WORKERS
 from diptych_contracts.wire import encode
-from diptych_gateway.models import Models
+from diptych_gateway.admission.models import Models
 from diptych_testkit.tiny_gguf import tiny_card
 
 pytestmark = pytest.mark.virtual_time

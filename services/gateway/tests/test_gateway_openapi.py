@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from starlette.routing import Route, WebSocketRoute
 
-from diptych_gateway import schemas
-from diptych_gateway.batch_room import BatchRoom
-from diptych_gateway.docs_page import page
-from diptych_gateway.endpoints import ENDPOINTS
-from diptych_gateway.openapi import described
-from diptych_gateway.routes import endpoint, routes
+from diptych_gateway.batches.room import BatchRoom
+from diptych_gateway.doors import schemas
+from diptych_gateway.doors.docs_page import page
+from diptych_gateway.doors.endpoints import ENDPOINTS
+from diptych_gateway.doors.openapi import described
+from diptych_gateway.doors.routes import endpoint, routes
 
 HANDLERS = MagicMock()
 HANDLERS.batch_room = BatchRoom(files=MagicMock(), batches=MagicMock(), runner=MagicMock())

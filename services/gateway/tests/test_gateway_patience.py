@@ -1,6 +1,6 @@
 """Who waits how long for whom."""
 
-from diptych_gateway.patience import Due, Limits, Patience
+from diptych_gateway.answering.patience import Due, Limits, Patience
 
 LIMITS = Limits(silence_s=65, total_s=3605, keep_alive_s=10, slow_reader_s=30, last_word_s=2)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diptych_gateway.reading import declares_more
+from diptych_gateway.listening.reading import declares_more
 
 
 @pytest.mark.parametrize("length", ["101", "0000101", "9" * 20, "9" * 5000])

@@ -15,7 +15,7 @@ from diptych_contracts.journal import End, EndReason
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_gateway.records import Records
+from diptych_gateway.keeping.records import Records
 
 pytestmark = pytest.mark.virtual_time
 

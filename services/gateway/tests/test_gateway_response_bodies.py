@@ -8,8 +8,8 @@ import pytest
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.requests import Mode
 from diptych_contracts.responses import StoredMessage
-from diptych_gateway.response_bodies import decode_create, decode_response
-from diptych_gateway.response_checking import HARMLESS, ResponseCall, check_frame, check_response
+from diptych_gateway.responses.bodies import decode_create, decode_response
+from diptych_gateway.responses.checking import HARMLESS, ResponseCall, check_frame, check_response
 
 
 def call(**changes: Any) -> ResponseCall:

@@ -9,10 +9,10 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason, Report
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
 from diptych_contracts.sampling import Sampling
-from diptych_gateway.archive import deltas
-from diptych_gateway.response_events import Event, ResponseEvents
-from diptych_gateway.response_objects import shown
-from diptych_gateway.response_part_events import replayed
+from diptych_gateway.keeping.archive import deltas
+from diptych_gateway.responses.events import Event, ResponseEvents
+from diptych_gateway.responses.objects import shown
+from diptych_gateway.responses.part_events import replayed
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec

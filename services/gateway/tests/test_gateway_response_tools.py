@@ -13,11 +13,11 @@ from diptych_contracts.journal import End, EndReason
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer, StoredMessage, StoredResponse
 from diptych_contracts.sampling import Sampling
-from diptych_gateway.input_items import as_messages, read_item
-from diptych_gateway.response_bodies import decode_response
-from diptych_gateway.response_checking import check_response
-from diptych_gateway.response_objects import shown
-from diptych_gateway.response_part_events import events_of, replayed
+from diptych_gateway.responses.bodies import decode_response
+from diptych_gateway.responses.checking import check_response
+from diptych_gateway.responses.input_items import as_messages, read_item
+from diptych_gateway.responses.objects import shown
+from diptych_gateway.responses.part_events import events_of, replayed
 
 WEATHER = {
     "type": "function",

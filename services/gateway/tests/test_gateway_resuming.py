@@ -15,7 +15,7 @@ from diptych_contracts.journal import EndReason, Fence
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.responses import Attended, StoredResponse
 from diptych_contracts.streams import REQUEST_RECORDS, RESPONSES, TOKENS
-from diptych_gateway import resuming
+from diptych_gateway.keeping import resuming
 
 TEXT = "Hello world and all the rest of it"
 OTHER = "gateway-00000000cccc"

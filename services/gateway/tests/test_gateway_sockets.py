@@ -14,8 +14,8 @@ from websockets.frames import Frame, Opcode
 
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState
-from diptych_gateway import sockets
-from diptych_gateway.sockets import MAX_IN_FLIGHT, MAX_LANES
+from diptych_gateway.sockets import responses_socket as sockets
+from diptych_gateway.sockets.responses_socket import MAX_IN_FLIGHT, MAX_LANES
 
 TEXT = "Hello world"
 

@@ -10,10 +10,10 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason, Fence, Report, TokenEntry
 from diptych_contracts.requests import Request
 from diptych_contracts.sampling import Sampling, Stopping
-from diptych_gateway.answers import ChunkWriter, Heading, usage
+from diptych_gateway.answering.answers import ChunkWriter, Heading, usage
+from diptych_gateway.answering.patience import Limits, Patience
+from diptych_gateway.answering.streams import AnswerStream, Shown
 from diptych_gateway.metrics import of_model
-from diptych_gateway.patience import Limits, Patience
-from diptych_gateway.streams import AnswerStream, Shown
 from diptych_testkit.tiny_gguf import EOS_ID, tiny_card
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec

@@ -9,7 +9,12 @@ import pytest
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.sampling import Grammar
-from diptych_gateway.structured import ANY_OBJECT, GrammarChecks, response_format, text_settings
+from diptych_gateway.judging.structured import (
+    ANY_OBJECT,
+    GrammarChecks,
+    response_format,
+    text_settings,
+)
 from diptych_testkit.tiny_gguf import tiny_card
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

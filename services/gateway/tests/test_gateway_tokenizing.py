@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from diptych_gateway import tokenizing
+from diptych_gateway.texts import tokenizing
 from diptych_text.codec import TextCodec
 
 SAID = [{"role": "user", "content": "Hello world"}]

@@ -9,9 +9,9 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_gateway.bodies import decode
-from diptych_gateway.checking import check
-from diptych_gateway.routes import CHAT_COMPLETIONS
+from diptych_gateway.doors.routes import CHAT_COMPLETIONS
+from diptych_gateway.judging.bodies import decode
+from diptych_gateway.judging.checking import check
 from diptych_gateway.settings import GatewaySettings
 
 OTHER = "gateway-00000000cccc"

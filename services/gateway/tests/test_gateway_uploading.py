@@ -8,9 +8,9 @@ import pytest
 from diptych_bus.memory import MemoryBroker
 from diptych_contracts.errors import DiptychError, InvalidRequest
 from diptych_gateway.errors import from_error
-from diptych_gateway.file_store import ContentWriter
-from diptych_gateway.reading import ClientGone
-from diptych_gateway.uploading import Form, read_form
+from diptych_gateway.files.store import ContentWriter
+from diptych_gateway.files.uploading import Form, read_form
+from diptych_gateway.listening.reading import ClientGone
 
 GOOD = (
     b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'

@@ -175,8 +175,14 @@ class StepLoop:
 
     def _add(self, sequence: LiveSequence) -> None:
         key, known = sequence.work.key, len(sequence.tokens)
-        computed = known - 1 if sequence.work.phase is Phase.DECODE else 0
-        self._batcher.add(key, known=known, cells=sequence.cells, computed=computed)
+        handed_over = sequence.work.phase is Phase.DECODE
+        self._batcher.add(
+            key,
+            known=known,
+            cells=sequence.cells,
+            computed=known - 1 if handed_over else 0,
+            interrupted=not handed_over and bool(sequence.work.answer_ids),
+        )
         self._sequences[key] = sequence
 
     def abort(self, key: SequenceKey) -> None:

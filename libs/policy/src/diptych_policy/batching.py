@@ -7,10 +7,12 @@ A sequence waits, runs (holding a sequence id), and leaves:
 Rules:
 
 1. Admission is first come, first served: the head waits for a sequence id and for KV room for its
-   full length, and nobody overtakes it. So a long prompt is never starved by short ones.
+   full length, and nobody overtakes it. So a long prompt is never starved by short ones. Only an
+   interrupted answer, whose reader has tokens already and sees no more, goes before those that
+   wait for their first; a request is interrupted a few times at most (`recovery`), so all get on.
 2. KV room is promised from `add` on, at full length, so a running sequence never lacks a cell.
 3. A step takes one token of every sequence that decodes. What is left of the step, up to
-   `prefill_tokens`, goes to fills in order of admission.
+   `prefill_tokens`, goes to fills: interrupted answers first, then in order of admission.
 4. A chunk ends at a block's edge where that costs at most half of it: blocks become final early,
    and can be sent while the next chunk computes.
 """
@@ -54,6 +56,8 @@ class _Entry:
     """KV cells promised."""
     computed: int = 0
     """Leading tokens whose KV exists."""
+    interrupted: bool = False
+    """Whether it is an answer that goes on: it has begun elsewhere."""
     seq: int | None = None
 
 
@@ -99,10 +103,13 @@ class Batcher(Generic[K]):
         """Known tokens still without KV, of all sequences that do not decode yet."""
         return sum(left for e in self._entries() if (left := e.known - e.computed) > 1)
 
-    def add(self, key: K, *, known: int, cells: int, computed: int = 0) -> None:
+    def add(
+        self, key: K, *, known: int, cells: int, computed: int = 0, interrupted: bool = False
+    ) -> None:
         """Queue a sequence of `known` tokens that may grow to `cells`.
 
-        The KV of the first `computed` tokens is there, or will be imported on admission.
+        The KV of the first `computed` tokens is there, or will be imported on admission. An
+        `interrupted` answer goes before those that wait for their first token.
 
         Raises:
             ValueError: if the key is there already, or the engine can never hold it.
@@ -114,13 +121,13 @@ class Batcher(Generic[K]):
                 f"{key}: expected 0 <= {computed} computed < {known} known "
                 f"<= {cells} cells <= {self.limits.kv_tokens}"
             )
-        self._waiting[key] = _Entry(known=known, cells=cells, computed=computed)
+        self._waiting[key] = _Entry(known, cells, computed, interrupted)
         self._promised += cells
 
     def admit(self) -> list[tuple[K, int]]:
         """Move what fits from waiting to running; gives (key, sequence id), oldest first."""
         admitted: list[tuple[K, int]] = []
-        for key, entry in list(self._waiting.items()):
+        for key, entry in _interrupted_first(self._waiting):
             if not self._free_seqs or self._held + entry.cells > self.limits.kv_tokens:
                 break
             entry.seq = self._free_seqs.pop()
@@ -135,7 +142,7 @@ class Batcher(Generic[K]):
         chunks = [Chunk(k, e.computed, e.known, last=True) for k, e in decoding]
         limits = self.limits
         room = min(limits.step_tokens - len(chunks), limits.prefill_tokens)
-        for key, entry in self._running.items():
+        for key, entry in _interrupted_first(self._running):
             if room <= 0:
                 break
             if entry.known - entry.computed > 1:
@@ -184,6 +191,10 @@ class Batcher(Generic[K]):
     def _entries(self) -> Iterator[_Entry]:
         yield from self._waiting.values()
         yield from self._running.values()
+
+
+def _interrupted_first(entries: dict[K, _Entry]) -> list[tuple[K, _Entry]]:
+    return sorted(entries.items(), key=lambda item: not item[1].interrupted)
 
 
 def _require(holds: bool, what: str) -> None:

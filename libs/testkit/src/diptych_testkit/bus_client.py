@@ -16,7 +16,7 @@ from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import Request
-from diptych_gateway.records import Records
+from diptych_gateway.keeping.records import Records
 from diptych_policy.journal import RequestView, parts
 from diptych_policy.voices import secret_of
 

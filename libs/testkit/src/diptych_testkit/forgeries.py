@@ -1,4 +1,4 @@
-"""What somebody says in a request's journal who has no right to: a worker turned bad, or a thief."""
+"""What somebody says in a request's journal who has no right to: a bad worker, or a thief."""
 
 from collections.abc import Sequence
 
@@ -8,6 +8,7 @@ from diptych_contracts.journal import (
     End,
     EndReason,
     Fence,
+    JournalEntry,
     Started,
     TokenEntry,
     TokenFrame,
@@ -51,9 +52,7 @@ def forgeries(
     )
 
 
-def framed(
-    parts: Sequence[JournalPart],
-) -> list[TokenFrame | Fence | Started | AttemptFailed | End]:
+def framed(parts: Sequence[JournalPart]) -> list[JournalEntry]:
     """`parts` as the journal takes them: tokens only in a frame."""
     return [
         TokenFrame(worker=THIEF, entries=(part,)) if isinstance(part, TokenEntry) else part

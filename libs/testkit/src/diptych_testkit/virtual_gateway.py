@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from diptych_chassis.member import Member
 from diptych_gateway.app import assemble
-from diptych_gateway.server import HttpServer
+from diptych_gateway.listening.server import HttpServer
 from diptych_gateway.settings import GatewaySettings
 from diptych_testkit.small_fleet import Life, SmallFleet
 

@@ -1,1 +1,1 @@
-
+"""The front door: HTTP, SSE and WebSockets. Holds nothing that another gateway could not read."""

@@ -1,51 +1,27 @@
-"""The composition root: the only module that names concrete adapters."""
+"""The composition root: the packages' rooms, put together."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp
 
 from diptych_chassis.member import Member
-from diptych_contracts.ids import new_request_id
-from diptych_gateway.accepting import Acceptance, Identity
-from diptych_gateway.admitting import Door
-from diptych_gateway.allowances import Allowances
-from diptych_gateway.archive import Archive
-from diptych_gateway.batch_room import Neighbours, batch_endpoints, batch_room
-from diptych_gateway.budget import Budget
-from diptych_gateway.chat import ChatCompletions
-from diptych_gateway.chat_resuming import ChatResumption
-from diptych_gateway.chat_socket import ChatSocket
-from diptych_gateway.claims import Claims
-from diptych_gateway.completions import Completions
-from diptych_gateway.embedders import Embedders
-from diptych_gateway.embedding import Embeddings
-from diptych_gateway.generating import Generations
-from diptych_gateway.in_flight import InFlight
-from diptych_gateway.intake import Intake
-from diptych_gateway.joining import Joining
-from diptych_gateway.keeping import Keeper
-from diptych_gateway.keyring import Keyring
-from diptych_gateway.metering import Metering
-from diptych_gateway.models import Models
-from diptych_gateway.records import Records
-from diptych_gateway.responses import Responses
-from diptych_gateway.resuming import Resumption
-from diptych_gateway.routes import Generating, Guarding, Reasons, application
-from diptych_gateway.server import ConnectionLimits, HttpServer
+from diptych_gateway.admission.room import AdmissionRoom, admission_room
+from diptych_gateway.batches.room import Neighbours, batch_endpoints, batch_room
+from diptych_gateway.completions.room import completions_room
+from diptych_gateway.doors.routes import Generating, Guarding, application
+from diptych_gateway.idempotency.claims import Claims
+from diptych_gateway.idempotency.joining import Joining
+from diptych_gateway.keeping.room import KeepingRoom, keeping_room
+from diptych_gateway.listening.server import ConnectionLimits, HttpServer
+from diptych_gateway.responses.room import responses_room
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
-from diptych_gateway.socket_connections import SocketRoom
-from diptych_gateway.sockets import ResponsesSocket
-from diptych_gateway.tokenizing import Tokenizing
-from diptych_gateway.turns import Turns
-from diptych_policy.admission import Admission
+from diptych_gateway.sockets.room import sockets_room
+from diptych_gateway.tenancy.room import TenancyRoom, tenancy_room
+from diptych_gateway.texts.room import texts_room
 
 SERVICE = "gateway"
-_WAITING_FRAMES = 32
-"""Memory for turns that wait in their lanes, in frames of the largest size."""
-_REMEMBERED_CHARS = 64 * 1024 * 1024
-"""Of conversations that WebSockets remember, all together."""
 
 
 async def serve(member: Member, settings: GatewaySettings) -> None:
@@ -56,151 +32,112 @@ async def serve(member: Member, settings: GatewaySettings) -> None:
 
 def assemble(member: Member, settings: GatewaySettings, executor: ThreadPoolExecutor) -> Gateway:
     """A gateway, ready to run."""
-    bus, me, now_s = member.bus, member.incarnation, member.now_s
-    models = Models(bus, executor, member.patience, parsers=settings.parsers())
-    records = Records(bus, me)
-    archive = Archive(bus)
-    claims = Claims(bus)
-    keeper = Keeper(records, archive, resume_grace_s=settings.resume_grace_s, ended=claims.ended)
-    in_flight = InFlight(now_s, records, keeper)
-    resumption = Resumption(bus, me, in_flight=in_flight, keeper=keeper, now_s=now_s)
-    keyring = Keyring(bus, host=settings.host, allowed=settings.allow_anonymous)
-    allowances = Allowances(bus, me, now_s)
-    admission = Admission(settings.max_in_flight)
-    deadlines = settings.deadlines().of
-    door = Door(bus=bus, admission=admission, deadlines=deadlines, now_s=now_s)
-    generations = Generations(
-        settings=settings,
-        identity=Identity(me, deadlines, settings.default_max_tokens),
-        now_s=now_s,
-        acceptance=Acceptance(
-            bus, models, executor=executor, rng=member.rng, unix_ms=member.unix_ms
-        ),
-        in_flight=in_flight,
-        keeper=keeper,
-        door=door,
-        allowances=allowances,
-        renewed=keyring.renewed,
-    )
-    joining = Joining(
-        bus=bus, generations=generations, resumption=resumption, records=records, claims=claims
-    )
-    turns = Turns(
-        generations=generations,
-        models=models,
-        archive=archive,
-        resumption=resumption,
-        joining=joining,
-    )
-    intake = Intake(
-        executor,
-        max_bodies=settings.max_bodies,
-        max_bytes=settings.max_body_bytes,
-        timeout_s=settings.body_s,
-    )
-    chat_resumption = ChatResumption(
-        bus=bus,
-        admission=admission,
-        generations=generations,
-        models=models,
-        resumption=resumption,
-    )
-    chat = ChatCompletions(
-        admission=admission,
-        generations=generations,
-        intake=intake,
-        resumption=chat_resumption,
-        joining=joining,
-    )
-    completions = Completions(
-        admission=admission,
-        generations=generations,
-        intake=intake,
-        resumption=chat_resumption,
-        joining=joining,
-    )
-    responses = Responses(admission=admission, turns=turns, records=records, intake=intake)
-    embeddings = _embeddings(member, generations, models=models, intake=intake, executor=executor)
-    reasons = _reasons(member, admission)
-    batches = batch_room(
-        member,
-        settings,
-        batch_endpoints(chat, completions, responses, embeddings),
-        Neighbours(
-            intake=intake, claims=claims, records=records, executor=executor, reasons=reasons
-        ),
-    )
-    room = SocketRoom(
-        admission=admission,
-        sockets=Admission(settings.max_sockets),
-        waiting=Budget(_WAITING_FRAMES * settings.max_body_bytes),
-        generations=generations,
-        intake=intake,
-        new_id=partial(new_request_id, member.rng),
-    )
-    generating = Generating(
-        chat=chat,
-        completions=completions,
-        responses=responses,
-        batch_room=batches,
-        socket=ResponsesSocket(room=room, turns=turns, remembered=Budget(_REMEMBERED_CHARS)),
-        chat_socket=ChatSocket(room=room),
-        text=Tokenizing(
-            admission=admission,
-            intake=intake,
-            models=models,
-            executor=executor,
-            now_s=now_s,
-        ),
-        embeddings=embeddings,
-    )
-    guarding = Guarding(
-        keyring=keyring,
-        told=allowances.headers,
-        open_metrics=settings.open_metrics,
-        origins=settings.cors_origins,
-    )
-    app = application(generating, models, guarding=guarding, reasons=reasons, rng=member.rng)
+    ground = _ground(member, settings, executor)
+    generating = _generating(ground)
     return Gateway(
         member=member,
-        server=_server(app, settings),
-        models=models,
-        embedders=embeddings.embedders,
-        in_flight=in_flight,
-        records=records,
-        archive=archive,
-        claims=claims,
-        batch_room=batches,
-        resumption=resumption,
-        keyring=keyring,
-        allowances=allowances,
-        metering=Metering(bus),
-        admission=admission,
-        door=door,
-        reasons=reasons,
+        server=_server(_application(ground, generating), settings),
+        models=ground.through.models,
+        embedders=generating.embeddings.embedders,
+        in_flight=ground.keeping.in_flight,
+        records=ground.keeping.records,
+        archive=ground.keeping.archive,
+        claims=ground.claims,
+        batch_room=generating.batch_room,
+        resumption=ground.keeping.resumption,
+        keyring=ground.tenancy.keyring,
+        allowances=ground.tenancy.allowances,
+        metering=ground.tenancy.metering,
+        admission=ground.through.admission,
+        door=ground.through.door,
+        reasons=ground.reasons,
         drain_s=settings.drain_s,
     )
 
 
-def _embeddings(
-    member: Member,
-    generations: Generations,
-    *,
-    models: Models,
-    intake: Intake,
-    executor: ThreadPoolExecutor,
-) -> Embeddings:
-    return Embeddings(
-        bus=member.bus,
-        admission=generations.door.admission,
-        intake=intake,
-        models=models,
-        embedders=Embedders(member.bus, models, member.now_s),
-        allowances=generations.allowances,
-        renewed=generations.renewed,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ground:
+    """What all routes stand on."""
+
+    member: Member
+    settings: GatewaySettings
+    executor: ThreadPoolExecutor
+    tenancy: TenancyRoom
+    claims: Claims
+    keeping: KeepingRoom
+    through: AdmissionRoom
+
+    def reasons(self) -> list[str]:
+        """Why this gateway does not serve."""
+        found = {
+            "the bus is away": not self.member.bus.connected,
+            "draining": self.through.admission.draining,
+        }
+        return [reason for reason, holds in found.items() if holds]
+
+
+def _ground(member: Member, settings: GatewaySettings, executor: ThreadPoolExecutor) -> _Ground:
+    tenancy = tenancy_room(member, settings)
+    claims = Claims(member.bus)
+    keeping = keeping_room(member, resume_grace_s=settings.resume_grace_s, ended=claims.ended)
+    return _Ground(
+        member=member,
+        settings=settings,
         executor=executor,
-        now_s=member.now_s,
-        timeout_s=generations.settings.embeddings_s,
+        tenancy=tenancy,
+        claims=claims,
+        keeping=keeping,
+        through=admission_room(member, settings, executor, tenancy=tenancy, keeping=keeping),
+    )
+
+
+def _generating(ground: _Ground) -> Generating:
+    member, settings, through = ground.member, ground.settings, ground.through
+    resumption, records = ground.keeping.resumption, ground.keeping.records
+    joining = Joining(
+        bus=member.bus,
+        generations=through.generations,
+        resumption=resumption,
+        records=records,
+        claims=ground.claims,
+    )
+    completions = completions_room(member.bus, through, resumption, joining)
+    responses = responses_room(through, ground.keeping, joining)
+    sockets = sockets_room(member, settings, through, responses.turns)
+    texts = texts_room(member, through, ground.executor, embeddings_s=settings.embeddings_s)
+    endpoints = batch_endpoints(completions.chat, completions.text, responses, texts.embeddings)
+    shared = Neighbours(
+        intake=through.intake,
+        claims=ground.claims,
+        records=records,
+        executor=ground.executor,
+        reasons=ground.reasons,
+    )
+    return Generating(
+        chat=completions.chat,
+        completions=completions.text,
+        responses=responses,
+        batch_room=batch_room(member, settings, endpoints, shared),
+        socket=sockets.responses,
+        chat_socket=sockets.chat,
+        text=texts.tokenizing,
+        embeddings=texts.embeddings,
+    )
+
+
+def _application(ground: _Ground, generating: Generating) -> ASGIApp:
+    guarding = Guarding(
+        keyring=ground.tenancy.keyring,
+        told=ground.tenancy.allowances.headers,
+        open_metrics=ground.settings.open_metrics,
+        origins=ground.settings.cors_origins,
+    )
+    return application(
+        generating,
+        ground.through.models,
+        guarding=guarding,
+        reasons=ground.reasons,
+        rng=ground.member.rng,
     )
 
 
@@ -216,14 +153,3 @@ def _server(app: ASGIApp, settings: GatewaySettings) -> HttpServer:
         ),
         reuse_port=settings.reuse_port,
     )
-
-
-def _reasons(member: Member, admission: Admission) -> Reasons:
-    def reasons() -> list[str]:
-        found = {
-            "the bus is away": not member.bus.connected,
-            "draining": admission.draining,
-        }
-        return [reason for reason, holds in found.items() if holds]
-
-    return reasons

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 from diptych_chassis.draining import Drain
 from diptych_chassis.member import Member
-from diptych_gateway.admitting import Door
-from diptych_gateway.allowances import Allowances
-from diptych_gateway.archive import Archive
-from diptych_gateway.batch_room import BatchRoom
-from diptych_gateway.claims import Claims
-from diptych_gateway.embedders import Embedders
-from diptych_gateway.in_flight import InFlight
-from diptych_gateway.keyring import Keyring
-from diptych_gateway.metering import Metering
-from diptych_gateway.models import Models
-from diptych_gateway.records import Records
-from diptych_gateway.resuming import Resumption
-from diptych_gateway.server import HttpServer
+from diptych_gateway.admission.admitting import Door
+from diptych_gateway.admission.models import Models
+from diptych_gateway.batches.room import BatchRoom
+from diptych_gateway.idempotency.claims import Claims
+from diptych_gateway.keeping.archive import Archive
+from diptych_gateway.keeping.in_flight import InFlight
+from diptych_gateway.keeping.records import Records
+from diptych_gateway.keeping.resuming import Resumption
+from diptych_gateway.listening.server import HttpServer
+from diptych_gateway.tenancy.allowances import Allowances
+from diptych_gateway.tenancy.keyring import Keyring
+from diptych_gateway.tenancy.metering import Metering
+from diptych_gateway.texts.embedders import Embedders
 from diptych_policy.admission import Admission
 from diptych_telemetry import logger
 

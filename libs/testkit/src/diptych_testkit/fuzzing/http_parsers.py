@@ -11,27 +11,27 @@ from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.sampling import Grammar
 from diptych_contracts.wire import encode
-from diptych_gateway.answer_plans import planned, template_variables
-from diptych_gateway.batch_lines import Inspection, TooLong, lines
-from diptych_gateway.batches import _decoder as batch_decoder
-from diptych_gateway.bodies import decode, decode_as
-from diptych_gateway.chat_resuming import wanted_by_event_id, wanted_by_query
-from diptych_gateway.checking import Call, check, check_metadata
-from diptych_gateway.class_checks import likely_class
-from diptych_gateway.completion_checks import check_completion, decode_completion
-from diptych_gateway.embedding_bodies import judge_embeddings
+from diptych_gateway.admission.answer_plans import planned, template_variables
+from diptych_gateway.admission.models import ServedModel
+from diptych_gateway.batches.lines import Inspection, TooLong, lines
+from diptych_gateway.batches.serving import _decoder as batch_decoder
+from diptych_gateway.completions.chat_resuming import wanted_by_event_id, wanted_by_query
+from diptych_gateway.completions.text_checks import check_completion, decode_completion
 from diptych_gateway.errors import ApiError, from_error
-from diptych_gateway.idempotency import once_of
-from diptych_gateway.input_pages import page as items_page
-from diptych_gateway.models import ServedModel
-from diptych_gateway.paging import paging
-from diptych_gateway.reading import ClientGone, read_json_body, wants_resume
-from diptych_gateway.response_bodies import decode_create, decode_frame_kind, decode_response
-from diptych_gateway.response_checking import check_frame, check_response
-from diptych_gateway.responses import query
-from diptych_gateway.sockets import _lane as lane_of
-from diptych_gateway.tokenizing_bodies import decode_detokenize, decode_tokenize
-from diptych_gateway.uploading import read_form
+from diptych_gateway.files.paging import paging
+from diptych_gateway.files.uploading import read_form
+from diptych_gateway.idempotency.header import once_of
+from diptych_gateway.judging.bodies import decode, decode_as
+from diptych_gateway.judging.checking import Call, check, check_metadata
+from diptych_gateway.judging.class_checks import likely_class
+from diptych_gateway.listening.reading import ClientGone, read_json_body, wants_resume
+from diptych_gateway.responses.bodies import decode_create, decode_frame_kind, decode_response
+from diptych_gateway.responses.checking import check_frame, check_response
+from diptych_gateway.responses.input_pages import page as items_page
+from diptych_gateway.responses.serving import query
+from diptych_gateway.sockets.responses_socket import _lane as lane_of
+from diptych_gateway.texts.embedding_bodies import judge_embeddings
+from diptych_gateway.texts.tokenizing_bodies import decode_detokenize, decode_tokenize
 from diptych_testkit.fuzzing import bodies
 from diptych_testkit.fuzzing.bending import WHOLE_TEXTS, as_json, bent_bytes, bent_tree
 from diptych_testkit.fuzzing.cases import Parser

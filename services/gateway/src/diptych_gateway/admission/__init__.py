@@ -1,0 +1,1 @@
+"""A call becomes a stored request: its model, tokens, limits, a place, and JetStream's word."""

@@ -1,0 +1,1 @@
+"""`/v1/files`: uploads in parts, the store, lists in pages."""

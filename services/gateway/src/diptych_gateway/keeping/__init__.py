@@ -1,0 +1,1 @@
+"""What outlives a connection: records, kept answers, and journals read again."""

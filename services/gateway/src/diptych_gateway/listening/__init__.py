@@ -1,0 +1,1 @@
+"""Bytes come in: the HTTP server, what a connection may send, bodies read within limits."""

@@ -1,0 +1,1 @@
+"""`/v1/responses`: a response's body, history, events, objects and routes."""

@@ -1,0 +1,1 @@
+"""WebSockets, with requests in lanes: responses, and chat."""

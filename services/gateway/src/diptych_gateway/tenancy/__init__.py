@@ -1,0 +1,1 @@
+"""Who asks, with which rights, within which limits, and what was used."""

@@ -1,0 +1,1 @@
+"""Texts in, no answer generated: `/v1/embeddings`, `/tokenize` and `/detokenize`."""
