@@ -141,6 +141,21 @@ async def test_one_holds_the_key_until_it_is_let_go() -> None:
     assert await second.hold()
 
 
+async def test_the_epoch_rises_from_governor_to_governor_and_stays_while_one_leads() -> None:
+    """What a predecessor signed is refused by it, even if this one counts from one again."""
+    clock, bus = Clock(), MemoryBroker().connect("x")
+    epochs: list[int] = []
+    for name in ("g1", "g2", "g1-restarted"):
+        leads = leadership(bus, name, clock)
+        assert await leads.hold()
+        epochs.append(leads.epoch)
+        clock.now_s += 4
+        assert await leads.hold()
+        assert leads.epoch == epochs[-1]
+        await leads.let_go()
+    assert 0 < epochs[0] < epochs[1] < epochs[2]
+
+
 async def test_a_thawed_governor_sees_that_it_was_succeeded_before_it_acts() -> None:
     clock, bus = Clock(), MemoryBroker().connect("x")
     frozen, next_one = leadership(bus, "g1", clock), leadership(bus, "g2", clock)
