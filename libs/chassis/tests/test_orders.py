@@ -1,6 +1,7 @@
 """Who orders what, with real identities: `policy.orders` says the rest."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -178,3 +179,26 @@ def test_renewed_identities_sign(room: Room) -> None:
     assert room.obeying.order(encode(said(by))) == POINT
     current[0] = room.authority.issuer(Role.POWER_GOVERNOR).renew(first)
     assert room.obeying.order(encode(said(by))) == POINT
+
+
+def test_bent_orders_are_refused_and_nothing_else_happens(room: Room) -> None:
+    """What anybody may send: cut, flipped and grown at random, by a fixed seed."""
+    rng = Random(7)
+    signed = said(room.governor())
+    order: Order = decode(signed.content, Order)
+    for _ in range(400):
+        inner = msgspec.structs.replace(
+            order, epoch=rng.getrandbits(63), sender=Incarnation("g" * 99)
+        )
+        content = bent(rng, encode(inner))
+        outer = msgspec.structs.replace(signed, content=content, signature=bent(rng, b"s" * 64))
+        for data in (bent(rng, encode(outer)), encode(outer)):
+            assert room.refusal(data) in Refusal
+    assert room.obeying.order(encode(signed)) == POINT
+
+
+def bent(rng: Random, data: bytes) -> bytes:
+    changed = bytearray(data)
+    for _ in range(rng.randint(0, 4)):
+        changed[rng.randrange(len(changed))] = rng.getrandbits(8)
+    return bytes(changed[: rng.randint(1, len(changed))]) + rng.randbytes(rng.randint(0, 3))

@@ -24,6 +24,8 @@ from diptych_telemetry import logger, metrics
 MAX_TOLD = 64
 """Different refusals that are told; each once, further ones are only counted."""
 
+_SHOWN = 80
+
 log = logger(__name__)
 
 
@@ -179,10 +181,12 @@ class Obeying:
 
     def _tell(self, sender: str, err: Refused) -> None:
         _refused().labels(err.refusal).inc()
+        sender = sender[:_SHOWN]  # whoever forges may say megabytes
         told = (sender, err.refusal)
         if told not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(told)
-            log.warning("order_refused", sender=sender, reason=err.refusal, error=str(err))
+            error = str(err)[: 4 * _SHOWN]
+            log.warning("order_refused", sender=sender, reason=err.refusal, error=error)
 
 
 def obeying(member: Member, subject: str, *kinds: type[Message]) -> Obeying:
