@@ -11,7 +11,8 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose clients openapi nightly equality bench soak fuzz format clean
+.PHONY: help up test check faults live chaos alone compose clients openapi nightly equality bench soak fuzz \
+	hashes audit sbom format clean
 
 help: ## this page
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -44,7 +45,7 @@ alone: ## each service, installed by itself in an empty environment
 	PYTHON=$(PYTHON) .ci/alone
 
 compose: $(STAMP) ## the compose file on a real engine (as root it brings its own)
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[compose]'
+	$(BIN)/python infra/supply/install.py --part dependencies compose
 	PYTHON=$(BIN)/python infra/ci/compose.sh
 
 clients: $(STAMP) ## clients of other makers, and requests of ill will, on the real stack
@@ -74,15 +75,24 @@ fuzz: $(STAMP) ## every parser, hostile input (SECONDS=600 each, SEED=; PARSER= 
 	@exec $(BIN)/python -m diptych_testkit.fuzzing $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(SEED),--seed $(SEED)) $(if $(PARSER),--parser $(PARSER)) $(if $(CASE),--case $(CASE))
 
+audit: $(STAMP) ## licences, withdrawn and vulnerable versions (STRICT=1: all must be asked)
+	$(BIN)/python -m diptych_testkit.supply audit $(if $(STRICT),--strict)
+
+sbom: $(STAMP) ## each service's bill of materials, CycloneDX, into build/sbom
+	$(BIN)/python -m diptych_testkit.supply sbom build/sbom
+
+hashes: $(STAMP) ## after a change of constraints.txt: the digests of every pinned wheel
+	$(BIN)/python -m diptych_testkit.supply hashes
+
 format: $(STAMP) ## put the source in order
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what was installed and cached here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt infra/supply/hashes.txt
 	@echo "installing about 470 MB into $(VENV) (first use, or its requirements changed): a minute or two"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python infra/supply/install.py --editable dev
 	@touch $@

@@ -1,17 +1,23 @@
 # Fetches weights into a folder and ends: see fetch-weights beside this file.
 ARG PYTHON=python:3.11-slim-bookworm
-FROM ${PYTHON}
-RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin diptych \
-    && python -m venv /opt/diptych
-ENV PATH=/opt/diptych/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/cache
+
+FROM ${PYTHON} AS build
+RUN python -m venv --without-pip /opt/diptych
 WORKDIR /src
+ENV PIP_NO_CACHE_DIR=1
 COPY pyproject.toml README.md LICENSE constraints.txt ./
-RUN pip install --no-cache-dir -c constraints.txt ".[models]"
+COPY infra/supply/install.py infra/supply/hashes.txt infra/supply/
+RUN python infra/supply/install.py --into /opt/diptych/bin/python --part dependencies models
 COPY libs/ libs/
-RUN pip install --no-cache-dir --no-deps --force-reinstall .
+RUN python infra/supply/install.py --into /opt/diptych/bin/python --part project
+
+FROM ${PYTHON}
+RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin diptych
+RUN python -m pip uninstall --yes --quiet setuptools wheel pip
+COPY --from=build /opt/diptych /opt/diptych
 COPY infra/docker/fetch-weights /usr/local/bin/
+ENV PATH=/opt/diptych/bin:$PATH PYTHONUNBUFFERED=1 XDG_CACHE_HOME=/cache
 # A named volume takes its owner from here.
 RUN install -d -o diptych -g diptych /cache/diptych/models
-WORKDIR /
 USER diptych
 ENTRYPOINT ["fetch-weights"]

@@ -7,12 +7,14 @@ ARG SERVICE
 RUN test -n "$SERVICE" || { echo "say which: --build-arg SERVICE=gateway" >&2; exit 1; }
 RUN python -m venv --without-pip /opt/diptych
 WORKDIR /src
+ENV PIP_NO_CACHE_DIR=1
 # Dependencies first, from the list alone: a change of the code does not fetch them again.
 COPY pyproject.toml README.md LICENSE constraints.txt ./
-RUN pip --python /opt/diptych/bin/python install --no-cache-dir -c constraints.txt ".[$SERVICE]"
+COPY infra/supply/install.py infra/supply/hashes.txt infra/supply/
+RUN python infra/supply/install.py --into /opt/diptych/bin/python --part dependencies "$SERVICE"
 COPY libs/ libs/
 COPY services/${SERVICE}/ services/${SERVICE}/
-RUN pip --python /opt/diptych/bin/python install --no-cache-dir --no-deps --force-reinstall . \
+RUN python infra/supply/install.py --into /opt/diptych/bin/python --part project \
     && printf '#!/bin/sh\nexec python -m diptych_%s "$@"\n' "$(echo "$SERVICE" | tr - _)" \
         >/opt/diptych/bin/serve \
     && chmod +x /opt/diptych/bin/serve
@@ -27,6 +29,8 @@ RUN case "$SERVICE" in *-worker) \
         && apt-get install -y -qq --no-install-recommends libgomp1 \
         && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin ;; \
     esac
+# Nothing is installed in a container, so nothing that installs is in it.
+RUN python -m pip uninstall --yes --quiet setuptools wheel pip
 COPY --from=build /opt/diptych /opt/diptych
 LABEL org.opencontainers.image.title="diptych ${SERVICE}" org.opencontainers.image.licenses=Apache-2.0
 ENV PATH=/opt/diptych/bin:$PATH \

@@ -144,3 +144,17 @@ def test_stopping_what_never_started_is_fine() -> None:
     thread, vitals = beating("nats://127.0.0.1:9")
     thread.stop()
     assert vitals.beat_sent_s(1) is None
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+async def test_who_goes_as_it_should_says_so_last(
+    server: NatsServer, heard: Heard, leaving: bool
+) -> None:
+    thread = BeatThread(ME, "gateway", url=server.url, vitals=Vitals(time.monotonic()))
+    thread.start()
+    await eventually(lambda: bool(heard.beats))
+    await asyncio.to_thread(thread.stop, leaving=leaving)
+    if leaving:
+        await heard.until(lambda beat: beat.leaving)
+    assert [beat.leaving for beat in heard.beats[:-1]] == [False] * (len(heard.beats) - 1)
+    assert heard.beats[-1].leaving is leaving

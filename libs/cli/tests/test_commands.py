@@ -40,6 +40,10 @@ def ask(*arguments: str) -> int:
         (("usage", "--help"), ["diptych usage --tenant acme --since 2026-01-01"]),
         (("models", "--help"), ["diptych models pull smollm2-135m", "OWNER/REPO:FILE.gguf"]),
         (("models",), ["diptych models pull smollm2-135m"]),
+        (
+            ("settings", "--help"),
+            ["diptych settings gateway", "DIPTYCH_GATEWAY__MAX_IN_FLIGHT=512"],
+        ),
         (("doctor", "--help"), ["Exit code 1 if something is missing"]),
     ],
 )

@@ -4,7 +4,15 @@ import pytest
 
 from diptych_contracts.batches import BatchRecord, BatchState
 from diptych_contracts.ids import Incarnation
-from diptych_policy.batches import MAX_TRIES, MODEL_WAIT_S, Outcome, next_to_run, outcome, wait_s
+from diptych_policy.batches import (
+    MAX_TRIES,
+    MODEL_WAIT_S,
+    Absences,
+    Outcome,
+    next_to_run,
+    outcome,
+    wait_s,
+)
 
 ME = Incarnation("gateway-1")
 
@@ -97,3 +105,24 @@ def test_waits_grow_and_obey_the_refusal() -> None:
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (0.5, 15.0)
     assert wait_s(1, 30.0) == 30.0
+
+
+def test_a_model_is_waited_for_once_and_not_by_each_line() -> None:
+    absences = Absences()
+    assert absences.away_s("typo", now_s=10.0) == 0.0
+    assert absences.away_s("typo", now_s=10.0 + MODEL_WAIT_S) == MODEL_WAIT_S
+    assert absences.away_s("other", now_s=200.0) == 0.0
+
+
+def test_a_model_that_was_back_is_waited_for_again() -> None:
+    absences = Absences()
+    absences.away_s("m", now_s=0.0)
+    absences.there("m")
+    assert absences.away_s("m", now_s=500.0) == 0.0
+
+
+def test_many_wrong_names_are_waited_for_as_if_they_were_one() -> None:
+    absences = Absences()
+    waits = [absences.away_s(f"typo {n}", now_s=float(n)) for n in range(100)]
+    assert max(waits) == 100 - 1 - 17
+    assert waits.count(0.0) == 18

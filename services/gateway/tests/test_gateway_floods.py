@@ -263,3 +263,39 @@ async def test_a_reader_of_many_streams_that_reads_nothing_is_cut_off_on_a_socke
             client.transport.resume_reading()
             with pytest.raises(ConnectionClosed):
                 await read_all(client)
+
+
+async def test_who_asks_for_much_and_reads_nothing_is_cut_off(run_stack: Any, hello: Any) -> None:
+    """Once held for as long as a client liked: 150 that read no file held 180 MB."""
+    many = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 60  # some MB
+    async with run_stack(hello, slow_reader_s=0.3) as stack:
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", stack.gateway.server.port, limit=1024
+        )
+        writer.write(many)
+        connections_there = stack.gateway.server._server.server_state.connections
+        async with asyncio.timeout(20):
+            while not connections_there:
+                await asyncio.sleep(0.01)
+            while connections_there:
+                await asyncio.sleep(0.01)
+        writer.close()
+
+
+async def test_who_does_not_read_a_file_is_cut_off_and_frees_its_place(
+    run_stack: Any, hello: Any
+) -> None:
+    async with run_stack(hello, slow_reader_s=0.3, max_downloads=1) as stack:
+        form = {"files": {"file": ("in", bytes(16 << 20))}, "data": {"purpose": "batch"}}
+        file_id = (await stack.client.post("/v1/files", **form)).json()["id"]
+        path = f"/v1/files/{file_id}/content"
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", stack.gateway.server.port, limit=1024
+        )
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        async with asyncio.timeout(20):
+            while (await stack.client.request("GET", path, headers={"x": "1"})).status_code == 200:
+                await asyncio.sleep(0.01)  # until the other one has the only place
+            while (await stack.client.get(path)).status_code == 429:
+                await asyncio.sleep(0.05)
+        writer.close()

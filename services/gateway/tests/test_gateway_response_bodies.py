@@ -27,7 +27,8 @@ IMAGE = {"type": "input_image", "image_url": "data:,"}
 MISSING = "missing_required_parameter"
 BAD_VALUES: list[tuple[dict[str, Any], str, str | None]] = [
     ({"input": 3}, "input", "invalid_type"),
-    ({"input": []}, "input", None),
+    ({"input": []}, "input", MISSING),
+    ({"input": None}, "input", MISSING),
     ({"input": ["Hi"]}, "input[0]", "invalid_type"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id", MISSING),
     ({"input": [{"type": "item_reference", "id": "f"}]}, "input[0]", "unsupported_content"),
@@ -147,3 +148,18 @@ def test_a_frame_takes_what_a_body_takes_but_what_is_http() -> None:
         with pytest.raises(InvalidRequest) as err:
             frame(**changes)
         assert err.value.param == param
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+def test_who_goes_on_or_has_instructions_need_not_say_more(nothing: Any) -> None:
+    going_on = call(input=nothing, previous_response_id="resp_1")
+    assert going_on.input == ()
+    (first,) = call(input=nothing, instructions="Be brief.").generation(()).messages
+    assert first["role"] == "system"
+
+
+def test_a_conversation_of_nothing_is_refused() -> None:
+    going_on = call(input=[], previous_response_id="resp_1")
+    with pytest.raises(InvalidRequest) as err:
+        going_on.generation(())
+    assert err.value.param == "input"

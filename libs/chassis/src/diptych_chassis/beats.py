@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ from diptych_telemetry import logger, metrics
 PERIOD_S = 0.1
 _CONNECT_PAUSE_S = 0.2
 _CALL_TIMEOUT_S = 5.0
+_LAST_S = 1
+"""How long the last beat may take to leave."""
 
 T = TypeVar("T")
 log = logger(__name__)
@@ -62,6 +65,7 @@ class BeatThread:
         self._count = 0
         self._thread = threading.Thread(target=self._main, name="beats", daemon=True)
         self._running = threading.Event()
+        self._leaving = False
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
 
@@ -70,8 +74,14 @@ class BeatThread:
         self._thread.start()
         self._running.wait(_CALL_TIMEOUT_S)
 
-    def stop(self) -> None:
-        """End, and wait for the thread."""
+    def stop(self, *, leaving: bool = False) -> None:
+        """End, and wait for the thread.
+
+        Args:
+            leaving: Say in a last beat that the process goes as it should: else its silence would
+                be taken for a death.
+        """
+        self._leaving = leaving
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(_CALL_TIMEOUT_S)
@@ -108,6 +118,10 @@ class BeatThread:
         try:
             await every(PERIOD_S, lambda: self._send(client))
         finally:
+            if self._leaving:
+                with suppress(OSError, NatsError, TimeoutError):
+                    await self._send(client)
+                    await client.flush(_LAST_S)
             await client.close()
 
     async def _send(self, client: Client) -> None:
@@ -123,6 +137,7 @@ class BeatThread:
             ready=readiness.ready,
             detail=readiness.detail,
             patience_ms=round(self._vitals.patience_s * 1000),
+            leaving=self._leaving,
         )
         self._vitals.beat_sent(self._count, time.monotonic())
         await client.publish(subjects.beat(self._member), encode(beat))

@@ -137,13 +137,15 @@ async def _vital_signs(
     )
     pages = health.HealthServer(settings.health_host, settings.health_port, _pages(member))
     beats.start()
+    leaving = False
     try:
         await _listen(beats, pages, settings)
         log.info("service_started", health_port=pages.port)
         yield
+        leaving = True
     finally:
         member.ready(False, "stopped")
-        await asyncio.to_thread(beats.stop)
+        await asyncio.to_thread(beats.stop, leaving=leaving)
 
 
 async def _listen(beats: BeatThread, pages: health.HealthServer, settings: ServiceSettings) -> None:

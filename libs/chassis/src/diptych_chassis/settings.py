@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from diptych_chassis.settings_page import page
 from diptych_contracts.errors import Permanent
 
 EXIT_BAD_SETTINGS = 2
@@ -31,6 +32,7 @@ class ServiceSettings:
     """What every service can be told. A service's own settings extend it."""
 
     nats_url: str = "tls://127.0.0.1:4222"
+    """Of the bus."""
     identity: Path | None = None
     """File of this process's identity (`diptych certs issue`); whoever issued it may renew it."""
     trust: Path | None = None
@@ -41,10 +43,13 @@ class ServiceSettings:
     """Servers of a NATS cluster that keep each stream and bucket; the first service to start
     decides. 3 survives the loss of a host."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """What is logged, from this level on."""
     log_format: Literal["json", "text"] = "json"
+    """For machines, or for people."""
     otlp_endpoint: str | None = None
     """Base URL of an OTLP/HTTP collector; None exports no spans."""
     health_host: str = "127.0.0.1"
+    """Address of `/health/*` and `/metrics`, which ask for no key: keep it inside."""
     health_port: int = 0
     """Port of `/health/*` and `/metrics`; 0 takes a free one and logs it."""
     drain_s: float = 60.0
@@ -59,13 +64,23 @@ def read_settings(cls: type[S], service: str, environ: Mapping[str, str]) -> S:
     """The settings of `service`, or one clear line on standard error and exit code 2.
 
     Raises:
-        SystemExit: a variable is unknown or malformed.
+        SystemExit: a variable is unknown or malformed; or a page about all of them was asked for,
+            by `--help`, and is printed.
     """
+    if not {"-h", "--help"}.isdisjoint(sys.argv[1:]):
+        sys.stdout.write(described(cls, service))
+        raise SystemExit(0)
     try:
         return parse_settings(cls, service, environ)
     except BadSettings as err:
         sys.stderr.write(f"{service}: {err}\n")
         raise SystemExit(EXIT_BAD_SETTINGS) from err
+
+
+def described(cls: type[ServiceSettings], service: str) -> str:
+    """Every setting of `service`: its variable, what it takes, its default, what it does."""
+    shared = frozenset(field.name for field in fields(ServiceSettings))
+    return page(cls, service, own_prefix=prefix(service), shared=shared, kinds=_described)
 
 
 def parse_settings(cls: type[S], service: str, environ: Mapping[str, str]) -> S:

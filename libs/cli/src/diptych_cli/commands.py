@@ -11,6 +11,7 @@ from diptych_cli import access_commands, catalogue, teaching
 from diptych_cli.failing import CliError, need
 
 _DEFAULT_PORT = 8080
+_SERVICES = ("gateway", "scheduler", "prefill-worker", "decode-worker", "power-governor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         _add_dead,
         *access_commands.ADDED,
         _add_models,
+        _add_settings,
         _add_doctor,
     ):
         add(commands)
@@ -229,6 +231,18 @@ def _add_models(commands: Any) -> None:
         "name", nargs="?", default=catalogue.DEFAULT, help=f"or OWNER/REPO ({catalogue.DEFAULT})"
     )
     pulling.set_defaults(run=lambda options: need("diptych_cli.models").pull(options.name))
+
+
+def _add_settings(commands: Any) -> None:
+    settings = _parser(
+        commands.add_parser, teaching.SETTINGS, name="settings", help="what can be set, by service"
+    )
+    settings.add_argument(
+        "service", nargs="?", choices=_SERVICES, metavar="SERVICE", help=", ".join(_SERVICES)
+    )
+    settings.set_defaults(
+        run=lambda o: need("diptych_cli.settings_of").show((o.service,) if o.service else _SERVICES)
+    )
 
 
 def _add_doctor(commands: Any) -> None:

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from diptych_chassis import cancelling
 from diptych_chassis.orders import Believing
-from diptych_cli import children, orders, readiness, stack, supervising, welcome
+from diptych_cli import children, door, orders, readiness, stack, supervising, welcome
 from diptych_cli.control import Control
 from diptych_cli.merged_log import MergedLog
 from diptych_cli.supervising import Supervisor
@@ -51,6 +51,8 @@ class Stack:
         self._children: dict[str, children.Child] = {}
         self._names: dict[int, str] = {}
         self._details: dict[str, str] = {}
+        self._may_open = door.is_harmless(plan.host)
+        self._refused = False
         self._timer: asyncio.TimerHandle | None = None
         self._finished: asyncio.Future[int]
         self._tasks: asyncio.TaskGroup
@@ -69,7 +71,7 @@ class Stack:
             code = await self._finished
             for task in side:
                 await cancelling.end(task)
-        return code
+        return 1 if self._refused else code
 
     def _on_signals(self, act: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -158,7 +160,7 @@ class Stack:
 
     async def _listen(self) -> None:
         def on_server() -> None:
-            self._apply(orders.ChildReady(stack.NATS))
+            self._tasks.create_task(self._begin_behind())
 
         def on_beat(beat: Beat) -> None:
             name = self._names.get(beat.pid)
@@ -174,6 +176,17 @@ class Stack:
             on_beat=on_beat,
             answers={subjects.control(self._me): self._control.answer},
         )
+
+    async def _begin_behind(self) -> None:
+        """The bus is there: go on, unless the gateway would refuse in the end."""
+        if not self._may_open:
+            if (why := await door.refusal(self._plan.nats_url, self._plan.host)) is not None:
+                self._log.say("gateway", why, "error")
+                self._refused = True
+                self._apply(orders.StopAsked())
+                return
+            self._may_open = True
+        self._apply(orders.ChildReady(stack.NATS))
 
     async def _tell_of_waiting(self) -> None:
         while True:

@@ -134,6 +134,14 @@ Weights known by name, and fetching them.
   diptych models pull OWNER/REPO:FILE.gguf
 """
 
+SETTINGS = """\
+Every setting of the services: its environment variable, what it takes, its default, what it does.
+
+  diptych settings                    of every service
+  diptych settings gateway            as python -m diptych_gateway --help says
+  DIPTYCH_GATEWAY__MAX_IN_FLIGHT=512 diptych up
+"""
+
 DOCTOR = """\
 Check what the stack needs on this machine and say what to do. Exit code 1 if something is missing.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 from diptych_bus import server
-from diptych_cli import folders, models, presence, stack
+from diptych_cli import door, folders, models, presence, stack
 from diptych_cli.failing import CliError
 from diptych_cli.merged_log import MergedLog
 from diptych_cli.running import Stack, sweep
@@ -44,12 +44,13 @@ def up(options: UpOptions) -> int:
     Raises:
         CliError: the port or the folder is in use, or the model cannot be had.
     """
+    store = options.directory or folders.state() / str(options.port)
     with held(options.host, options.port):
+        door.check_new(options.host, store)
         model, path = models.located(options.model)
         sweep()
         plan = _plan(options, model, path)
         me = new_incarnation("supervisor", Random())
-        store = options.directory or folders.state() / str(options.port)
         with presence.claimed(store, _stack_file(plan, me)):
             config = server.write_config(
                 store / "nats", port=plan.nats_port, durable=options.durable

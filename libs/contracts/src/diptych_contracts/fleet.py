@@ -31,6 +31,8 @@ class Beat(Message, frozen=True, kw_only=True, tag="beat.1"):
     patience_ms: int = 0
     """How much longer than usual the next beat may take: something is done that lets no thread of
     the process run."""
+    leaving: bool = False
+    """Whether it is the last one: the process ends as it was asked to."""
 
 
 class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registration.1"):

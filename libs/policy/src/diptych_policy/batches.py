@@ -7,7 +7,9 @@ each line is an idempotent request, and only the owner's writes to the record su
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from hashlib import sha256
 
 from diptych_contracts.batches import BatchRecord
 
@@ -19,7 +21,9 @@ MODEL_WAIT_S = 120.0
 """A model that nobody serves may be back: its workers start again, and register."""
 MAX_TRIES = 5
 """Of a line whose request was accepted and failed."""
+MODEL_NOT_FOUND = "model_not_found"
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 15.0
+_MAX_ABSENT = 16
 
 _OK = 200
 _LIMITED = 429
@@ -47,7 +51,7 @@ def outcome(
         status: Of HTTP.
         code: Of the error object, if there is one.
         tries: How often it has failed, this time included.
-        waited_s: Since it was first tried here.
+        waited_s: How long its model has been away, if it is (`Absences`).
         hopeless: Whether a refusal said that repeating helps nothing: the line alone exceeds what
             its tenant is allowed.
     """
@@ -57,11 +61,37 @@ def outcome(
         return Outcome.BAD
     if status in _REFUSALS:
         return Outcome.AGAIN
-    if code == "model_not_found":
+    if code == MODEL_NOT_FOUND:
         return Outcome.AGAIN if waited_s < MODEL_WAIT_S else Outcome.BAD
     if status >= _FIRST_SERVER_STATUS and tries < MAX_TRIES:
         return Outcome.AGAIN
     return Outcome.BAD
+
+
+@dataclass(slots=True)
+class Absences:
+    """How long the models that lines of a batch name have not been served.
+
+    A model is waited for once, not by each line anew: 50,000 lines with a wrong name would else
+    keep their batch, and the place where it runs, for a day. Beyond 16 names the rest are waited
+    for as if they were one.
+    """
+
+    _since_s: dict[bytes, float] = field(default_factory=dict)
+
+    def away_s(self, model: str, *, now_s: float) -> float:
+        """For how long `model` has not been there; it is not there now."""
+        name = self._name(model)
+        if name not in self._since_s and len(self._since_s) > _MAX_ABSENT:
+            name = b""
+        return now_s - self._since_s.setdefault(name, now_s)
+
+    def there(self, model: str) -> None:
+        """`model` is served (again): if it goes once more, it is waited for once more."""
+        self._since_s.pop(self._name(model), None)
+
+    def _name(self, model: str) -> bytes:
+        return sha256(model.encode("utf-8", "surrogatepass")).digest()
 
 
 def wait_s(tries: int, asked_s: float = 0.0) -> float:

@@ -4,8 +4,9 @@
 
 Python packages (`python/requirements.txt`) get a virtual environment of their own, because their
 requirements may contradict ours; npm packages (`npm/package.json`) get a folder beside it, and the
-Node that runs them comes from the same requirements. Both stand in the user's cache, under the
-digest of their pins: a changed pin is another folder.
+Node that runs them comes from the same requirements. What arrives is compared with the digests in
+`python/hashes.txt` and `npm/package-lock.json`. Both stand in the user's cache, under the digest of
+their pins: a changed pin is another folder.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PINS = ("python/requirements.txt", "npm/package.json")
+PINS = ("python/hashes.txt", "npm/package.json", "npm/package-lock.json")
 _INSTALL_S = 600.0
 RUN_S = 120.0
 
@@ -65,10 +66,12 @@ class OutsideClients:
         requirements = str(self.source / PINS[0])
         _do([sys.executable, "-m", "venv", "--clear", str(venv)], self.folder)
         pip = [self.command("python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        _do([*pip, "-r", requirements], self.folder)
-        shutil.copy(self.source / PINS[1], self.folder)
-        npm = [self.command("npm"), "install", "--silent", "--no-audit", "--no-fund"]
-        _do([*npm, "--no-package-lock", "--ignore-scripts"], self.folder, self.environment())
+        checked = ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
+        _do([*pip, *checked, "-r", requirements], self.folder)
+        for name in PINS[1:]:
+            shutil.copy(self.source / name, self.folder)
+        npm = [self.command("npm"), "ci", "--silent", "--no-audit", "--no-fund"]
+        _do([*npm, "--ignore-scripts"], self.folder, self.environment())
 
     def environment(self, **more: str) -> dict[str, str]:
         """The variables a client is given: its own commands first, none of ours."""

@@ -32,7 +32,9 @@ class WorkerSettings(ServiceSettings):
     """Longest sequence; 0: what the model was trained for, at most `kv_tokens`. The `sim` engine
     takes more too."""
     kv_tokens: int = 16_384
+    """KV cells, for all sequences together."""
     max_sequences: int = 16
+    """Requests that run at once."""
     embedding_tokens: int = 2048
     """Longest text to make a vector of; 0: none is made. With the first text llama.cpp takes KV
     memory for one of that length: 47 MB for SmolLM2-135M, and some 30 MB more."""

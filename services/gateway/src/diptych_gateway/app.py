@@ -148,6 +148,7 @@ def _server(app: ASGIApp, settings: GatewaySettings) -> HttpServer:
         port=settings.port,
         limits=ConnectionLimits(
             max_connections=settings.max_connections,
+            slow_reader_s=settings.slow_reader_s,
             max_frame_bytes=settings.max_body_bytes,
             ping_s=settings.socket_ping_s,
         ),

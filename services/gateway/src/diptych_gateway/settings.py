@@ -11,7 +11,9 @@ from diptych_policy.attendance import RESUME_GRACE_S
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings(ServiceSettings):
     host: str = "127.0.0.1"
+    """Address to listen on; beyond this machine only with an API key."""
     port: int = 8080
+    """Port to listen on; 0 takes a free one."""
     allow_anonymous: bool = False
     """While there is no API key, serve anybody who reaches `host`, beyond this machine too."""
     open_metrics: bool = False
@@ -33,6 +35,7 @@ class GatewaySettings(ServiceSettings):
     max_bodies: int = 1024
     """Bodies being read at once; beyond it the one that has taken longest gives way."""
     max_in_flight: int = 256
+    """Requests that are served at once; a further one is told 429."""
     max_connections: int = 4096
     """Open at once, WebSockets included; a further one is told 503."""
     max_sockets: int = 1024
@@ -46,6 +49,7 @@ class GatewaySettings(ServiceSettings):
     first_token_s: Seconds = (60.0, 300.0, 1800.0)
     """Judged by the scheduler, as are the next and the last; they travel in the request."""
     inter_token_s: Seconds = (5.0,)
+    """From one token to the next; then another attempt."""
     transfer_s: Seconds = (10.0,)
     """From prefill's end to verified KV at the decode worker, judged by the prefill worker."""
     total_s: Seconds = (3600.0,)
@@ -66,11 +70,14 @@ class GatewaySettings(ServiceSettings):
     """Of an uploaded file."""
     max_uploads: int = 8
     """Files being uploaded at once."""
+    max_downloads: int = 32
+    """Files being read at once."""
     max_files: int = 1000
     """Of a tenant."""
     max_stored_bytes: int = 1024**3
     """Of all files of a tenant."""
     max_batch_lines: int = 50_000
+    """Of the input file of a batch."""
     max_open_batches: int = 100
     """Of a tenant, those that are not over."""
     batches_at_once: int = 4

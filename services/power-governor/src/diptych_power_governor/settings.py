@@ -12,6 +12,7 @@ class GovernorSettings(ServiceSettings):
     budget_w: float | None = None
     """For all devices together; None leaves each at its default cap."""
     tick_s: float = 1.0
+    """How often it spreads the budget."""
     lease_s: float = 10.0
     """How long a set-point holds; without a governor a device is back at its default after it."""
 

@@ -169,6 +169,9 @@ class Scheduler:
         now_s = self._member.now_s()
         if beat.service == SERVICE and beat.member != self._member.incarnation:
             (self._replicas.add if beat.ready else self._replicas.discard)(beat.member)
+        if beat.leaving:
+            self._liveness.left(beat.member, now_s=now_s)
+            return
         if beat.member == self._member.incarnation:  # fresh only if it left a moment ago
             now_s = self._member.beat_sent_s(beat.count) or 0.0
         patience_s = beat.patience_ms / 1000

@@ -17,6 +17,7 @@ class SchedulerSettings(ServiceSettings):
     silence_s: float = 1.0
     """Silence after which a member counts as dead."""
     tick_s: float = 0.1
+    """How often it looks who is silent and what is due."""
     job_answer_s: float = 2.0
     """How long a live worker may take to answer a job."""
     sweep_s: float = LOOK_S

@@ -39,7 +39,12 @@ class OutputLine(msgspec.Struct, kw_only=True):
     error: LineError | None
 
 
+class _Model(msgspec.Struct):
+    model: str = ""
+
+
 _decoder = msgspec.json.Decoder(InputLine)
+_model_decoder = msgspec.json.Decoder(_Model)
 _encode = msgspec.json.Encoder().encode
 
 Check = Callable[[bytes], None]
@@ -80,6 +85,11 @@ def _bare(number: int, line: bytes) -> bytes:
 def decode_line(data: bytes) -> InputLine:
     """A line of an input file. Raises `InvalidRequest`."""
     return decode_as(_decoder, data)
+
+
+def named_model(line: InputLine) -> str:
+    """The model that an inspected line asks for."""
+    return _model_decoder.decode(line.body).model
 
 
 @dataclass(slots=True)

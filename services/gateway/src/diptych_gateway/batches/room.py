@@ -151,6 +151,8 @@ def _files(member: Member, settings: GatewaySettings, store: FileStore) -> Files
         max_bytes=settings.max_file_bytes,
         silence_s=settings.body_s,
         max_uploads=settings.max_uploads,
+        max_downloads=settings.max_downloads,
+        slow_reader_s=settings.slow_reader_s,
         max_files=settings.max_files,
         max_stored_bytes=settings.max_stored_bytes,
     )

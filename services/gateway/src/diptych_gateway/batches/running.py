@@ -35,12 +35,21 @@ from diptych_gateway.batches.lines import (
     answered,
     decode_line,
     lines,
+    named_model,
 )
 from diptych_gateway.batches.owning import LeaseLost, Ownership, patiently
 from diptych_gateway.batches.writing import OutputFiles
 from diptych_gateway.files.store import FileGone, FileStore
 from diptych_gateway.listening.intake import SMALL_BYTES
-from diptych_policy.batches import MAX_ADOPTIONS, RENEW_S, Outcome, outcome, wait_s
+from diptych_policy.batches import (
+    MAX_ADOPTIONS,
+    MODEL_NOT_FOUND,
+    RENEW_S,
+    Absences,
+    Outcome,
+    outcome,
+    wait_s,
+)
 from diptych_telemetry import logger
 
 _LOOK_S = 0.5
@@ -77,6 +86,7 @@ class BatchRun:
     _completed: int = 0
     _failed: int = 0
     _done_here: int = field(default=0, init=False)
+    _absences: Absences = field(default_factory=Absences, init=False)
 
     async def run(self) -> None:
         """To its end, or until another gateway has it."""
@@ -213,8 +223,7 @@ class BatchRun:
 
     async def _answer(self, number: int, data: bytes) -> LineResult:
         line = await self._decoded(data)
-        clock = asyncio.get_running_loop().time
-        began_s, tries, waits = clock(), 0, 0
+        tries, waits = 0, 0
         while True:
             answer = await self.parts.calls.call(self.own.record, number, bytes(line.body))
             tries += answer.status >= 500 and answer.status != 503
@@ -223,7 +232,7 @@ class BatchRun:
                 answer.status,
                 code,
                 tries=tries,
-                waited_s=clock() - began_s,
+                waited_s=self._away_s(line, code),
                 hopeless=answer.hopeless,
             )
             if found is not Outcome.AGAIN:
@@ -238,6 +247,14 @@ class BatchRun:
             body=answer.body,
         )
         return LineResult(good=found is Outcome.GOOD, data=written)
+
+    def _away_s(self, line: InputLine, code: str | None) -> float:
+        """How long the model of a line that was answered with `code` has been away."""
+        model = named_model(line)
+        if code == MODEL_NOT_FOUND:
+            return self._absences.away_s(model, now_s=asyncio.get_running_loop().time())
+        self._absences.there(model)
+        return 0.0
 
     async def _decoded(self, data: bytes) -> InputLine:
         if len(data) <= SMALL_BYTES:

@@ -9,7 +9,6 @@ import asyncio
 import re
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.types import Receive, Scope, Send
 
@@ -27,7 +26,7 @@ from diptych_gateway.answering.answers import ChunkWriter, Heading, completion, 
 from diptych_gateway.answering.delivering import EventStream, deliver, deliver_whole, send_json
 from diptych_gateway.errors import ApiError
 from diptych_gateway.keeping.resuming import Resumption
-from diptych_gateway.listening.reading import flag
+from diptych_gateway.listening.reading import flag, parameters
 from diptych_policy.admission import Admission
 
 _EVENT_ID = re.compile(r"(?P<request>[0-9a-f]{32}):(?P<index>-1|\d{1,9})")
@@ -213,7 +212,7 @@ def wanted_by_query(scope: Scope) -> Wanted:
     found = _ANSWER_ID.fullmatch(asked)
     if found is None:
         raise ApiError(404, f"there is no answer '{asked[:80]}'", code="not_found")
-    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    given = parameters(scope)
     stream = flag(given.pop("stream", "false"), "stream")
     include_usage = flag(given.pop("include_usage", "false"), "include_usage")
     after, param = given.pop("starting_after", ""), "starting_after"

@@ -18,6 +18,7 @@ from diptych_gateway.doors.objects import Health, ModelList, ModelObject
 from diptych_gateway.files.serving import DeletedFile, FileList, FileObject
 from diptych_gateway.judging.bodies import ChatBody
 from diptych_gateway.responses.bodies import ResponseBody
+from diptych_gateway.responses.checking import INCLUDED
 from diptych_gateway.responses.input_pages import ItemList
 from diptych_gateway.responses.objects import Deleted, ResponseObject
 from diptych_gateway.texts.embedding_bodies import EmbeddingList, EmbeddingsBody
@@ -98,6 +99,11 @@ _PAGES = (
     Query("after", {"type": "string"}, "The id of the item before the first one wanted."),
 )
 
+_INCLUDE = Query(
+    "include[]",
+    {"type": "array", "items": {"enum": list(INCLUDED)}},
+    "Accepted: what was asked for when the response was made is told anyhow.",
+)
 _FILE_PAGES = (
     Query("limit", {"type": "integer", "minimum": 1, "maximum": 10_000}, "Most files."),
     _PAGES[1],
@@ -154,7 +160,7 @@ ENDPOINTS = (
              says="A stored response as it stands, or its events from any number on.",
              answer=ResponseObject, events=True, refusals=(*_ONE, 504),
              query=(_STREAM, Query("starting_after", _AFTER, "The number of the last event seen."),
-                    Query("include_obfuscation", _FLAG, "Accepted; there is none."))),
+                    Query("include_obfuscation", _FLAG, "Accepted; there is none."), _INCLUDE)),
     Endpoint(method="DELETE", path=_RESPONSE, tag=RESPONSES,
              says="Forget a stored response; one that runs is cancelled.",
              answer=Deleted, refusals=_ONE),
@@ -163,7 +169,7 @@ ENDPOINTS = (
              answer=ResponseObject, refusals=_ONE),
     Endpoint(method="GET", path=f"{_RESPONSE}/input_items", tag=RESPONSES,
              says="The input of a stored response, page by page.",
-             answer=ItemList, refusals=_ONE, query=_PAGES),
+             answer=ItemList, refusals=_ONE, query=(*_PAGES, _INCLUDE)),
     Endpoint(method="POST", path="/tokenize", tag=TEXT,
              says="The tokens of a text, or of a conversation in the model's template.",
              body=TokenizeBody, answer=Tokens, refusals=_TEXT),

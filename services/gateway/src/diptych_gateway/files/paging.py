@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import parse_qsl
 
 from starlette.types import Scope
 
 from diptych_contracts.errors import InvalidRequest
+from diptych_gateway.listening.reading import parameters
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def paging(scope: Scope, *, most: int, usual: int, more: tuple[str, ...] = ()) -
     Raises:
         InvalidRequest: names the parameter.
     """
-    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    given = parameters(scope)
     limit, after = given.pop("limit", str(usual)), given.pop("after", None)
     others = {name: given.pop(name) for name in more if name in given}
     if given:

@@ -1,5 +1,6 @@
 """`/v1/files`: upload, list, retrieve, content, delete."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -7,7 +8,7 @@ from random import Random
 from typing import Literal
 
 import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from diptych_contracts.batches import StoredFile
 from diptych_contracts.errors import InvalidRequest
@@ -55,7 +56,8 @@ class DeletedFile(msgspec.Struct, kw_only=True):
 class Files:
     """The handlers of files.
 
-    Holds 1 MiB and what a client sends at once for each upload, so their number is limited.
+    Holds 1 MiB and what a client sends at once for each upload, 1 MiB for each download, so their
+    numbers are limited.
     """
 
     store: FileStore
@@ -64,11 +66,14 @@ class Files:
     max_bytes: int
     silence_s: float
     max_uploads: int
+    max_downloads: int
+    slow_reader_s: float
     max_files: int
     """Of a tenant."""
     max_stored_bytes: int
     """Of all its files."""
     _uploads: int = 0
+    _downloads: int = 0
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`POST /v1/files`."""
@@ -126,21 +131,41 @@ class Files:
         await _send(send, DeletedFile(id=file.file_id))
 
     async def content(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`GET /v1/files/{id}/content`, part by part."""
-        file = await self._found(scope)
+        """`GET /v1/files/{id}/content`, part by part; who does not read is cut off."""
+        if self._downloads >= self.max_downloads:
+            text = f"{self.max_downloads} files are being read here, the limit"
+            raise ApiError(429, text, code="rate_limit_exceeded", retry_after_s=1.0)
+        self._downloads += 1
+        try:
+            await self._content(await self._found(scope), scope, send)
+        finally:
+            self._downloads -= 1
+
+    async def _content(self, file: StoredFile, scope: Scope, send: Send) -> None:
         head = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(file.n_bytes).encode()),
         ]
+        start: Message = {"type": "http.response.start", "status": 200, "headers": head}
+        if scope["method"] == "HEAD":
+            await send(start)
+            await send({"type": "http.response.body", "body": b""})
+            return
         begun = False
-        async for part in self.store.content(file):
+        try:
+            async for part in self.store.content(file):
+                if not begun:
+                    begun = True
+                    await send(start)
+                async with asyncio.timeout(self.slow_reader_s):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
             if not begun:
-                begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": head})
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        if not begun:
-            await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": b""})
+                await send(start)
+            async with asyncio.timeout(self.slow_reader_s):
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            if abort := scope["state"].get("abort"):
+                abort()
 
     async def _found(self, scope: Scope) -> StoredFile:
         wanted: str = scope["path_params"]["file_id"]
@@ -232,7 +257,7 @@ def _ttl_s(form: Form) -> int:
         text = f"'expires_after[anchor]': expected 'created_at', saw {anchor!r}"
         raise InvalidRequest(text, param="expires_after[anchor]")
     if asked is None or not (asked.isdecimal() and _MIN_TTL_S <= int(asked) <= FILE_TTL_S):
-        text = f"'expires_after[seconds]': expected {_MIN_TTL_S} to {FILE_TTL_S:g}, saw {asked!r}"
+        text = f"'expires_after[seconds]': expected {_MIN_TTL_S} to {FILE_TTL_S:.0f}, saw {asked!r}"
         raise InvalidRequest(text, param="expires_after[seconds]")
     return int(asked)
 

@@ -185,7 +185,8 @@ async def _next(receive: Receive, silence_s: float) -> Message:
 def _boundary(content_type: bytes) -> bytes:
     kind, options = parse_options_header(content_type)
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
-        text = f"expected a body of type 'multipart/form-data', saw {content_type[:80]!r}"
+        seen = content_type[:80].decode("latin-1")
+        text = f"expected a body of type 'multipart/form-data' with a boundary, saw '{seen}'"
         raise ApiError(415, text, code="unsupported_media_type")
     return options[b"boundary"]
 

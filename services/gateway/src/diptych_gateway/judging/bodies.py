@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
+from diptych_gateway.judging.successors import hint
 
 ABSENT = msgspec.Raw(b"null")
 """A parameter not given. What may hold anything is kept as it was written until it is looked at:
@@ -178,7 +179,8 @@ def _misfit(message: str, at: str) -> InvalidRequest:
     path = _join(at, path) if path else at
     if unknown := _UNKNOWN.match(what):
         param = _join(path, unknown["name"][:_SHOWN_CHARS])
-        return InvalidRequest(f"unknown parameter '{param}'", param=param, code="unknown_parameter")
+        text = f"unknown parameter '{param}'{hint(param)}"
+        return InvalidRequest(text, param=param, code="unknown_parameter")
     if missing := _MISSING.match(what):
         param = _join(path, missing["name"])
         return InvalidRequest(

@@ -25,7 +25,7 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 }
 """What these parameters may say while they are not supported: nothing that changes an answer."""
 
-SUCCESSORS = {"functions": "tools", "function_call": "tool_choice"}
+SUCCESSORS = {"functions": "tools", "function_call": "tool_choice", "best_of": "n"}
 
 
 def only(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -26,8 +26,8 @@ class Span:
 
     def __str__(self) -> str:
         if self.high is None:
-            return f"at least {self.low:g}"
-        return f"{'more than' if self.open_low else 'from'} {self.low:g}, up to {self.high:g}"
+            return f"at least {self.low}"
+        return f"{'more than' if self.open_low else 'from'} {self.low}, up to {self.high}"
 
 
 _SPANS = {

@@ -51,7 +51,9 @@ class HttpConnection(HttpToolsProtocol):
     """
 
     max_connections = 4096
-    """Of one server, WebSockets included; it makes a class of its own with its limit."""
+    """Of one server, WebSockets included; it makes a class of its own with its limits."""
+    slow_reader_s = 30.0
+    """A client that takes nothing of what waits for it is cut off after this time, or twice it."""
     last = False
     """Whether its next request is its last."""
     _begun = False
@@ -67,6 +69,7 @@ class HttpConnection(HttpToolsProtocol):
     _refusal: ApiError | None = None
     _timer: asyncio.TimerHandle | None = None
     """Of the head, of a body nobody needs, or of the next sign of life: never two at once."""
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -79,6 +82,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_timer(None)
+        self._forget_unread()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -149,6 +153,30 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
         elif self._in_body:
             self._set_timer(LINGER_S, self.transport.close)
+
+    def pause_writing(self) -> None:
+        """Watch what waits for the client: answers of any kind may be megabytes."""
+        super().pause_writing()
+        self._watch_unread(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._forget_unread()
+        super().resume_writing()
+
+    def _watch_unread(self, n_bytes: int) -> None:
+        self._unread = self.loop.call_later(self.slow_reader_s, self._look_at_unread, n_bytes)
+
+    def _look_at_unread(self, before_bytes: int) -> None:
+        left_bytes = self.transport.get_write_buffer_size()
+        if left_bytes >= before_bytes:
+            self.transport.abort()
+        else:
+            self._watch_unread(left_bytes)
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what came in, with what `_refusal` says or as no HTTP."""

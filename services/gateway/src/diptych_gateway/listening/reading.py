@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
+from urllib.parse import parse_qsl
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_gateway.errors import ApiError
@@ -42,6 +43,31 @@ def flag(value: str, name: str) -> bool:
         case "false":
             return False
     raise InvalidRequest(f"'{name}': expected true or false, saw {value[:40]!r}", param=name)
+
+
+def parameters(scope: Scope) -> dict[str, str]:
+    """A query by name. Raises `InvalidRequest` for a parameter that was given twice."""
+    given, _ = with_list(scope, "")
+    return given
+
+
+def with_list(scope: Scope, listed: str) -> tuple[dict[str, str], list[str]]:
+    """A query by name, and the values of `listed`, which clients also write `listed[]`.
+
+    Raises:
+        InvalidRequest: another parameter was given twice.
+    """
+    given: dict[str, str] = {}
+    values: list[str] = []
+    query: bytes = scope["query_string"]
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        if listed and name in (listed, f"{listed}[]"):
+            values.append(value)
+        elif name in given:
+            raise InvalidRequest(f"'{name[:80]}' was given twice", param=name[:80])
+        else:
+            given[name] = value
+    return given, values
 
 
 def declares_more(length: str, max_bytes: int) -> bool:

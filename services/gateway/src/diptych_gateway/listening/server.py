@@ -41,6 +41,8 @@ class ConnectionLimits:
     """Longest WebSocket message; a longer one closes its connection (1009)."""
     ping_s: float
     """How often a WebSocket is pinged, and how long an answer may take."""
+    slow_reader_s: float = 30.0
+    """A client that takes nothing is cut off after this time, or twice it."""
 
 
 class HttpServer:
@@ -72,7 +74,14 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=type("Http", (HttpConnection,), {"max_connections": limits.max_connections}),
+                http=type(
+                    "Http",
+                    (HttpConnection,),
+                    {
+                        "max_connections": limits.max_connections,
+                        "slow_reader_s": limits.slow_reader_s,
+                    },
+                ),
                 ws=type("Socket", (SocketConnection,), {"unfinished": unfinished}),
                 ws_max_size=limits.max_frame_bytes,
                 ws_ping_interval=limits.ping_s,

@@ -63,7 +63,7 @@ class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseBody(CommonBody, kw_only=True, forbid_unknown_fields=True):
-    input: str | list[msgspec.Raw]
+    input: str | list[msgspec.Raw] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: int | None = None

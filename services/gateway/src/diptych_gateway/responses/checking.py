@@ -1,6 +1,6 @@
 """From the types of a Responses body to its meaning; values shared with chat are judged there."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,6 +73,10 @@ class ResponseCall:
         count = len(first) + len(history) + len(self.input)
         check_count(count, "messages in the whole conversation", param="input")
         messages = as_messages((*first, *history, *self.input))
+        if not messages:
+            raise InvalidRequest(
+                "expected at least one message in the whole conversation, saw none", param="input"
+            )
         check_results(messages, "input")
         return Call(
             model=body.model,
@@ -119,7 +123,7 @@ def checked(body: ResponseBody, *, resume: bool) -> ResponseCall:
     structure = text_settings(body.text)
     return ResponseCall(
         body=_light(body),
-        input=_input(body.input),
+        input=_input(body),
         metadata=metadata(body),
         sampling=msgspec.structs.replace(
             sampling(body, structure.grammar), top_logprobs=top_logprobs
@@ -154,11 +158,19 @@ def included_logprobs(body: ResponseBody) -> int | None:
         InvalidRequest: something else is to be included.
     """
     wanted = decode_include(body.include, at="include")
+    check_included(wanted)
+    told = LOGPROBS in wanted or bool(body.top_logprobs)
+    return body.top_logprobs or 0 if told else None
+
+
+def check_included(wanted: Iterable[str]) -> None:
+    """Raise `InvalidRequest` for something that nothing here can include.
+
+    Whoever reads a stored response may ask for what its maker asked for: it is told anyhow.
+    """
     for one in wanted:
         if one not in INCLUDED:
             raise unsupported("include", one, INCLUDED)
-    told = LOGPROBS in wanted or bool(body.top_logprobs)
-    return body.top_logprobs or 0 if told else None
 
 
 def _light(body: ResponseBody) -> ResponseBody:
@@ -166,11 +178,20 @@ def _light(body: ResponseBody) -> ResponseBody:
     return msgspec.structs.replace(body, input="", **dict.fromkeys((*HARMLESS, *_READ), ABSENT))
 
 
-def _input(given: str | list[msgspec.Raw]) -> tuple[StoredMessage, ...]:
+def _input(body: ResponseBody) -> tuple[StoredMessage, ...]:
+    """What this turn adds; nothing, if there is something else to answer to."""
+    given = body.input
     if isinstance(given, str):
         return (StoredMessage(role="user", text=given),)
     if not given:
-        raise InvalidRequest("expected at least one input item, saw none", param="input")
+        if body.previous_response_id is None and body.instructions is None:
+            raise InvalidRequest(
+                "'input' is required where there is neither 'previous_response_id' nor "
+                "'instructions', and was not given",
+                param="input",
+                code="missing_required_parameter",
+            )
+        return ()
     check_count(len(given), "input items", param="input")
     read = (read_item(f"input[{i}]", item) for i, item in enumerate(given))
     return tuple(message for message in read if message is not None)

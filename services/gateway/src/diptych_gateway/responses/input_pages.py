@@ -6,13 +6,14 @@ These are the items of its own turn; those before it are the input of `previous_
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Scope
 
 from diptych_contracts.errors import InvalidRequest
 from diptych_contracts.responses import StoredMessage, StoredResponse
+from diptych_gateway.listening.reading import with_list
+from diptych_gateway.responses.checking import check_included
 
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 _LIMIT_DIGITS = 3
@@ -93,7 +94,8 @@ def page(scope: Scope) -> Page:
     Raises:
         InvalidRequest: names the parameter.
     """
-    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    given, include = with_list(scope, "include")
+    check_included(include)
     limit = given.pop("limit", str(_DEFAULT_LIMIT))
     order = given.pop("order", "desc")
     after = given.pop("after", None)

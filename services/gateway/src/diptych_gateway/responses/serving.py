@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -27,9 +26,9 @@ from diptych_gateway.idempotency.header import Once, once_of
 from diptych_gateway.judging.class_checks import likely_class
 from diptych_gateway.keeping.records import Records
 from diptych_gateway.listening.intake import Intake
-from diptych_gateway.listening.reading import ClientGone, flag, wants_resume
+from diptych_gateway.listening.reading import ClientGone, flag, wants_resume, with_list
 from diptych_gateway.responses.bodies import decode_response
-from diptych_gateway.responses.checking import ResponseCall, check_response
+from diptych_gateway.responses.checking import ResponseCall, check_included, check_response
 from diptych_gateway.responses.input_pages import listed, page
 from diptych_gateway.responses.objects import Deleted, ResponseObject, ended, in_progress, shown
 from diptych_gateway.responses.part_events import replayed
@@ -238,7 +237,8 @@ def query(scope: Scope) -> Wanted:
     Raises:
         InvalidRequest: names the parameter.
     """
-    given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+    given, include = with_list(scope, "include")
+    check_included(include)
     stream = flag(given.pop("stream", "false"), "stream")
     flag(given.pop("include_obfuscation", "false"), "include_obfuscation")
     last_seen = dict(scope["headers"]).get(b"last-event-id", b"").decode("latin-1")

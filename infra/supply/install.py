@@ -1,0 +1,133 @@
+"""Install extras of Diptych from artifacts whose SHA-256 stands in hashes.txt, and nothing else.
+
+    python infra/supply/install.py [--into PYTHON] [--part dependencies] [--editable] EXTRA …
+
+Run from the top of the repository, by any Python >= 3.11 with pip; `--into` names another
+environment's Python (which needs no pip). First pip says what it would take (versions of
+constraints.txt, wheels only: nothing is run to find out); a wheel that is not in hashes.txt ends
+the whole with a line that names it. Then pip installs those pins in its hash-checking mode, so what
+arrives is compared as well. At last the project itself is built by a build backend that was checked
+the same way and stays out of the environment.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+CONSTRAINTS = Path("constraints.txt")
+HASHES = Path("infra/supply/hashes.txt")
+_ITSELF = re.compile(r"diptych\[([^]]+)\]")
+
+
+class Refused(Exception):
+    """A package would be installed that hashes.txt does not know; says which."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Install what the arguments say; 1 and a line on stderr when something is not as pinned."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("extras", nargs="*", metavar="EXTRA")
+    parser.add_argument("--into", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--part", choices=["all", "dependencies", "project"], default="all")
+    parser.add_argument("--editable", action="store_true")
+    told = parser.parse_args(arguments)
+    try:
+        with open("pyproject.toml", "rb") as file:
+            declared = tomllib.load(file)
+        hashes = hash_lines(HASHES.read_text())
+        if told.part != "project":
+            install(list(requirements(declared["project"], told.extras)), hashes, told.into)
+        if told.part != "dependencies":
+            build(declared["build-system"]["requires"], hashes, told.into, editable=told.editable)
+    except Refused as err:
+        sys.stderr.write(f"refused: {err}\n")
+        return 1
+    except subprocess.CalledProcessError as err:
+        return err.returncode or 1
+    return 0
+
+
+def requirements(project: dict, extras: Sequence[str]) -> Iterator[str]:
+    """What `project` requires with `extras`, extras of its own replaced by what they stand for."""
+    yield from project["dependencies"]
+    waiting, seen = list(extras), set()
+    while waiting:
+        extra = waiting.pop().strip()
+        if extra in seen:
+            continue
+        seen.add(extra)
+        if extra not in project["optional-dependencies"]:
+            raise Refused(f"there is no extra {extra!r} in pyproject.toml")
+        for requirement in project["optional-dependencies"][extra]:
+            own = _ITSELF.fullmatch(requirement)
+            if own:
+                waiting.extend(own[1].split(","))
+            else:
+                yield requirement
+
+
+def hash_lines(text: str) -> dict[str, str]:
+    """The line of each pin (name==version, normalized) in the text of hashes.txt."""
+    lines = re.sub(r"#.*|\\\n *", "", text).splitlines()
+    return {line.split(" ")[0]: line for line in lines if line.strip()}
+
+
+def install(wanted: Sequence[str], hashes: dict[str, str], into: str, *options: str) -> None:
+    """Install `wanted` and what it needs. Raises Refused for what `hashes` does not have."""
+    chosen = [pinned(item, hashes) for item in resolved(wanted, into, *options)]
+    if not chosen:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "requirements.txt")
+        file.write_text("\n".join(chosen) + "\n")
+        pip(into, "install", *options, "--no-deps", "--require-hashes", "--requirement", str(file))
+
+
+def resolved(wanted: Sequence[str], into: str, *options: str) -> list[dict]:
+    """What pip would install, as its installation report says (its key `install`)."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        pip(into, "install", *options, "--dry-run", "--report", str(report), *wanted)
+        return list(json.loads(report.read_text())["install"])
+
+
+def pinned(item: dict, hashes: dict[str, str]) -> str:
+    """The line of `hashes` for an item of pip's report. Raises Refused."""
+    name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+    pin = f"{name}=={item['metadata']['version']}"
+    file = item["download_info"]["url"].rsplit("/", 1)[1]
+    if pin not in hashes:
+        raise Refused(f"{pin} is not in {HASHES}; after adding it to {CONSTRAINTS}: make hashes")
+    digest = item["download_info"]["archive_info"].get("hashes", {}).get("sha256", "none told")
+    if f"--hash=sha256:{digest}" not in hashes[pin].split(" "):
+        raise Refused(f"{pin}: {file} has sha256 {digest}, which is not in {HASHES}")
+    return hashes[pin]
+
+
+def build(requires: Sequence[str], hashes: dict[str, str], into: str, *, editable: bool) -> None:
+    """Install the project itself, by a build backend that leaves nothing behind."""
+    with tempfile.TemporaryDirectory() as tools:
+        install(requires, hashes, into, "--ignore-installed", "--target", tools)
+        how = ["--editable", "."] if editable else ["--force-reinstall", "."]
+        options = ["--no-deps", "--no-build-isolation", "--no-index"]
+        pip(into, "install", *options, *how, environment={**os.environ, "PYTHONPATH": tools})
+
+
+def pip(into: str, command: str, *arguments: str, environment: dict | None = None) -> None:
+    """Run pip's `command` for the environment of the Python `into`."""
+    run = [sys.executable, "-m", "pip", "--python", into, "--disable-pip-version-check", "-qq"]
+    checked = ["--only-binary", ":all:"] if "--no-index" not in arguments else []
+    if "--require-hashes" not in arguments:
+        checked += ["--constraint", str(CONSTRAINTS)]
+    subprocess.run([*run, command, *checked, *arguments], check=True, env=environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
