@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import assert_never
 
 from diptych_chassis import cancelling
-from diptych_chassis.orders import Believing
 from diptych_cli import children, door, orders, readiness, stack, supervising, welcome
 from diptych_cli.control import Control
 from diptych_cli.merged_log import MergedLog
@@ -28,7 +27,6 @@ class Stack:
         plan: What the user asked for.
         stages: What to run.
         log: Where the processes' lines go.
-        trust: Verifies who gives orders; None: on a bus where nobody has an identity.
     """
 
     def __init__(
@@ -37,8 +35,6 @@ class Stack:
         plan: stack.Plan,
         stages: stack.Stages,
         log: MergedLog,
-        *,
-        trust: Believing | None = None,
     ) -> None:
         self._me = me
         self._plan = plan
@@ -47,7 +43,7 @@ class Stack:
         self._supervisor = Supervisor(
             tuple(tuple(spec.service for spec in stage) for stage in stages), stack.counts(plan)
         )
-        self._control = Control(self._apply, subject=subjects.control(me), trust=trust)
+        self._control = Control(self._apply, subject=subjects.control(me), trust=None)
         self._children: dict[str, children.Child] = {}
         self._names: dict[int, str] = {}
         self._details: dict[str, str] = {}
