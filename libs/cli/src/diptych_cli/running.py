@@ -30,11 +30,7 @@ class Stack:
     """
 
     def __init__(
-        self,
-        me: Incarnation,
-        plan: stack.Plan,
-        stages: stack.Stages,
-        log: MergedLog,
+        self, me: Incarnation, plan: stack.Plan, stages: stack.Stages, log: MergedLog
     ) -> None:
         self._me = me
         self._plan = plan
