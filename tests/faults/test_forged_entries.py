@@ -16,9 +16,9 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Request, RequestRecord
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
-from diptych_gateway.answering import forging
 from diptych_policy.journal import JournalPart
 from diptych_policy.voices import attempt_voice, owner_voice
+from diptych_telemetry import metrics
 from diptych_testkit.aftermath import nothing_is_left
 from diptych_testkit.builders import GATEWAY, a_request
 from diptych_testkit.forgeries import THIEF, forgeries, framed
@@ -159,13 +159,13 @@ async def test_a_clients_text_is_the_same() -> None:
                 "stream": True,
             }
             undisturbed = await told(gateway, body)
-            before = forging._forged()._value.get()
+            before = metrics.gateway().forged._value.get()
             asking = asyncio.create_task(told(gateway, body))
             request_id = await running(fleet)
             for _ in range(20):
                 await say(fleet, forgeries(request_id, 1, b"", index=1), gateway.incarnation)
             assert await asking == undisturbed
-            assert forging._forged()._value.get() == before + 100
+            assert metrics.gateway().forged._value.get() == before + 100
 
 
 async def told(gateway: Any, body: dict[str, Any]) -> list[Any]:

@@ -20,6 +20,7 @@ from diptych_identity.identity import Identity
 from diptych_identity.roles import Role
 from diptych_identity.trust import Trust
 from diptych_policy.orders import Refusal
+from diptych_telemetry import metrics
 
 ME = Incarnation("decode-worker-1")
 SUBJECT = f"power.{ME}"
@@ -161,7 +162,7 @@ def test_a_flood_of_refusals_is_a_line_and_a_number(
         told.append({"event": event, **facts})
 
     monkeypatch.setattr(orders.log, "warning", note)
-    counter = orders._refused().labels(Refusal.UNSIGNED)
+    counter = metrics.process().orders_refused.labels(Refusal.UNSIGNED)
     before = counter._value.get()
     for _ in range(50):
         assert room.obeying.heard(encode(POINT)) is None

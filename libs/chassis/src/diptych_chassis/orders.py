@@ -5,11 +5,9 @@ identity (on a memory bus) gives its orders unsigned, and obeys such ones; all e
 """
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Protocol
 
 import msgspec
-from prometheus_client import Counter
 
 from diptych_chassis.member import Member
 from diptych_contracts.errors import Permanent
@@ -180,7 +178,7 @@ class Obeying:
         return body
 
     def _tell(self, sender: str, err: Refused) -> None:
-        _refused().labels(err.refusal).inc()
+        metrics.process().orders_refused.labels(err.refusal).inc()
         sender = sender[:_SHOWN]  # whoever forges may say megabytes
         told = (sender, err.refusal)
         if told not in self._told and len(self._told) < MAX_TOLD:
@@ -219,8 +217,3 @@ class _Tagged(msgspec.Struct):
 
 def _name(kind: type[Message]) -> str:
     return str(kind.__struct_config__.tag).partition(".")[0]
-
-
-@cache
-def _refused() -> Counter:
-    return metrics.counter("orders_refused_total", "Orders that were not obeyed, by why.", "reason")

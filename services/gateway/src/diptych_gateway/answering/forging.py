@@ -1,9 +1,5 @@
 """Entries of a journal that were said with a wrong voice: dropped, counted, told once."""
 
-from functools import cache
-
-from prometheus_client import Counter
-
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_telemetry import logger, metrics
 
@@ -12,15 +8,7 @@ log = logger(__name__)
 
 def forged(view: RequestView, part: JournalPart) -> None:
     """`view` has dropped `part`. A flood of them is one line for each request, and a number."""
-    _forged().inc()
+    metrics.gateway().forged.inc()
     if view.forged == 1:
         said = str(type(part).__struct_config__.tag).partition(".")[0]
         log.warning("forged_entry", request_id=view.request_id, said=said, attempt=part.attempt)
-
-
-@cache
-def _forged() -> Counter:
-    return metrics.counter(
-        "gateway_forged_entries_total",
-        "Journal entries dropped because their voice had no right to say them.",
-    )
