@@ -49,19 +49,22 @@ async def test_what_is_so_already_is_answered_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    ("made", "reason"),
     [
-        (order(0), "expected 1 to 64 of decode-worker, got 0"),
-        (order(65), "expected 1 to 64 of decode-worker, got 65"),
-        (order(2, "nats"), "'nats' cannot be scaled; expected one of prefill-worker"),
-        (b"meow", "this order is not obeyed (unreadable)"),
-        (encode(Scale(service="decode-worker", count=2)), "this order is not obeyed (unsigned)"),
-        (order(2, role="decode-worker"), "this order is not obeyed (forbidden)"),
-        (order(2, subject="control.supervisor-2"), "this order is not obeyed (foreign)"),
+        (lambda: order(0), "expected 1 to 64 of decode-worker, got 0"),
+        (lambda: order(65), "expected 1 to 64 of decode-worker, got 65"),
+        (lambda: order(2, "nats"), "'nats' cannot be scaled; expected one of prefill-worker"),
+        (lambda: b"meow", "this order is not obeyed (unreadable)"),
+        (
+            lambda: encode(Scale(service="decode-worker", count=2)),
+            "this order is not obeyed (unsigned)",
+        ),
+        (lambda: order(2, role="decode-worker"), "this order is not obeyed (forbidden)"),
+        (lambda: order(2, subject="control.supervisor-2"), "this order is not obeyed (foreign)"),
     ],
 )
-async def test_what_cannot_be_is_refused(data: bytes, reason: str) -> None:
-    answer = await control_of(lambda _: None).answer(data)
+async def test_what_cannot_be_is_refused(made: Callable[[], bytes], reason: str) -> None:
+    answer = await control_of(lambda _: None).answer(made())
     assert isinstance(answer, ScaleRefused)
     assert answer.reason.startswith(reason)
 
