@@ -16,6 +16,7 @@ import hmac
 
 VOICE_BYTES = 16
 SECRET_BYTES = 16
+KEY_BYTES = 32
 
 
 def secret_of(key: bytes, request_id: str) -> bytes:

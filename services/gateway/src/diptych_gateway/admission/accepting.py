@@ -7,7 +7,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from secrets import token_bytes
 from typing import Any
 
 import msgspec
@@ -34,7 +33,7 @@ from diptych_gateway.admission.models import Models, ServedModel
 from diptych_gateway.judging.checking import Call, Prompt
 from diptych_gateway.judging.structured import GrammarChecks
 from diptych_gateway.judging.token_checks import check_bias
-from diptych_policy.voices import SECRET_BYTES, secret_of
+from diptych_policy.voices import secret_of
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 
@@ -57,7 +56,7 @@ class Identity:
     deadlines: Mapping[PriorityClass, Deadlines]
     default_max_tokens: int
     """Longest answer to a call that names no limit."""
-    key: bytes = field(default_factory=partial(token_bytes, SECRET_BYTES), repr=False)
+    key: bytes = field(repr=False)
     """What the secrets of its requests are made of; drawn anew in each life."""
 
     def secret(self, request_id: RequestId) -> bytes:
