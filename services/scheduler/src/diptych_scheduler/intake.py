@@ -161,8 +161,9 @@ class Intake:
         if self._recorded(request.request_id):
             await pulled.ack()  # the server forgot the first one
             return
-        await self._journals.follow(request.gateway)
         journal_seq = (await self._bus.span()).last_seq
+        # Last, so that the ledger knows of the request before anybody looks which journals idle.
+        await self._journals.follow(request.gateway)
         self._records.expect(request.request_id, pulled)
         self._tell(RequestArrived(request, seq, journal_seq, deliveries, pulled.stored_unix_ms))
 
