@@ -36,7 +36,9 @@ from diptych_contracts.jobs import (
 )
 from diptych_contracts.journal import EndReason, Report
 from diptych_contracts.requests import Forced, Mode
+from diptych_contracts.tickets import TicketFault, TicketSeal
 from diptych_contracts.transfers import Reserve, ReserveAnswer, ReserveRefused, Ticket
+from diptych_contracts.wire import encode
 from diptych_engine.port import StepInput
 from diptych_engine.sim import SimStepEngine
 from diptych_kvlink.incoming import IncomingTransfers
@@ -95,8 +97,8 @@ async def is_answered_on_the_second_attempt(fleet: SmallFleet, link: str) -> Non
 
 def flip_a_byte(incoming: IncomingTransfers, job: DecodeJob) -> None:
     """As a stray write would, in the reader's own memory."""
-    ref = incoming._refs[job.transfer_id][1]
-    slot = incoming._targets[0]._map.slot(ref.slot, 64)  # type: ignore[attr-defined]
+    ref = incoming._held._refs[job.transfer_id][1]
+    slot = incoming._held.targets[0]._map.slot(ref.slot, 64)  # type: ignore[attr-defined]
     slot[7] ^= 1
 
 
@@ -159,6 +161,7 @@ class Writer:
         self._link_kind = link
         self._links = WriterLinks(self.me)
         self._written: list[Ticket] = []
+        self._seal: TicketSeal | None = None
 
     async def reserve(self, generation: Generation, **changes: Any) -> Ticket | ReserveRefused:
         fields: dict[str, Any] = {
@@ -168,6 +171,7 @@ class Writer:
             "link": self._link_kind,
             "layout": SPEC.layout,
             "fingerprint": Fingerprint(base="toy", weights="none"),
+            "certificate": self._links.certificate,
         }
         answer: ReserveAnswer = await self._bus.request(
             subjects.kv(self.reader, "reserve"),
@@ -175,6 +179,8 @@ class Writer:
             ReserveAnswer,
             timeout_s=60,
         )
+        if isinstance(answer, Ticket):
+            self._seal = answer.seal
         return answer
 
     async def ticket(self, generation: Generation) -> Ticket:
@@ -194,7 +200,8 @@ class Writer:
         for index, data in enumerate(exported(generation.prompt_ids)):
             buffer = link.buffer(ticket.slots[index])[: len(data)]
             buffer[:] = data
-            link.send([(ticket.slots[index], buffer.toreadonly())])
+            assert ticket.seal is not None
+            link.send([(ticket.slots[index], buffer.toreadonly())], encode(ticket.seal))
             link.confirm()
             n_bytes, seen = len(data), checksum(memoryview(data), salt)
             digests.append(BlockDigest(index=index, n_bytes=n_bytes, checksum=seen))
@@ -210,6 +217,7 @@ class Writer:
             "first_ids": tuple(toy_answer(generation.prompt_ids, 1)),
             "blocks": blocks,
             "report": Report(),
+            "seal": self._seal,
         }
         answer: JobAnswer = await self._bus.request(
             subjects.job(self.reader), DecodeJob(**(fields | changes)), JobAnswer, timeout_s=60
@@ -259,9 +267,9 @@ async def a_decode_worker(link: str, **settings: Any) -> AsyncIterator[tuple[Sma
             await writer.close()
 
 
-def is_refused(answer: JobAnswer, reason: RefusalReason) -> None:
+def is_refused(answer: JobAnswer, reason: RefusalReason, fault: TicketFault | None = None) -> None:
     assert isinstance(answer, JobRefused), answer
-    assert answer.reason is reason
+    assert (answer.reason, answer.fault) == (reason, fault)
 
 
 @both_links
@@ -281,33 +289,70 @@ async def test_a_ticket_whose_lease_is_over_is_refused(
     link: str, spans: InMemorySpanExporter
 ) -> None:
     generation = a_generation("r1", prompt_ids=PROMPT)
-    before = refused("unknown_ticket")
+    before = refused("ticket_expired")
     async with a_decode_worker(link, lease_s=0.3) as (fleet, writer):
         blocks = await writer.write(await writer.ticket(generation), generation)
         await fleet.until_load(lambda: fleet.loads["d1"].kv_tokens_used == 0)
         answer = await writer.hand_over(generation, blocks)
-        is_refused(answer, RefusalReason.UNKNOWN_TICKET)
+        is_refused(answer, RefusalReason.UNKNOWN_TICKET, TicketFault.EXPIRED)
         assert isinstance(answer, JobRefused)
         assert "expired: deadline of state reserved passed" in answer.detail
-    assert refused("unknown_ticket") == before + 1
-    assert reasons_on(spans, names.KV_VERIFY) == ["unknown_ticket"]
+    assert refused("ticket_expired") == before + 1
+    assert reasons_on(spans, names.KV_VERIFY) == ["ticket_expired"]
 
 
-@pytest.mark.parametrize("whose", ["nobody's", "an older attempt's", "another worker's"])
+R9 = transfer_id(RequestId("r9"), 1)
+MISUSES: dict[str, tuple[dict[str, Any], TicketFault]] = {
+    "no ticket": ({"seal": None}, TicketFault.MISSING),
+    "an altered one": ({"seal": {"expires_ms": 10**15}}, TicketFault.ALTERED),
+    "another tenant's": ({"generation": {"tenant": "theirs"}}, TicketFault.TENANT),
+    "another request's": ({"generation": {"request_id": RequestId("r9")}}, TicketFault.REQUEST),
+    "an older attempt's": ({"generation": {"attempt": 3}}, TicketFault.REQUEST),
+    "another transfer's": ({"transfer_id": R9}, TicketFault.REQUEST),
+    "another worker's": ({"prefill_worker": Incarnation("p-other-1")}, TicketFault.WRITER),
+}
+
+
+@pytest.mark.parametrize("whose", MISUSES)
 async def test_a_ticket_that_is_not_the_jobs_is_refused_and_its_holder_may_still_come(
-    whose: str,
+    whose: str, spans: InMemorySpanExporter
 ) -> None:
     generation = a_generation("r1", attempt=2, prompt_ids=PROMPT)
-    changes: dict[str, Any] = {
-        "nobody's": {"transfer_id": transfer_id(RequestId("r9"), 1)},
-        "an older attempt's": {"transfer_id": transfer_id(RequestId("r1"), 1)},
-        "another worker's": {"prefill_worker": Incarnation("p-other-1")},
-    }[whose]
+    changes, fault = MISUSES[whose]
+    before = refused(fault)
     async with a_decode_worker("shm") as (_, writer):
-        blocks = await writer.write(await writer.ticket(generation), generation)
-        answer = await writer.hand_over(generation, blocks, **changes)
-        is_refused(answer, RefusalReason.UNKNOWN_TICKET)
+        ticket = await writer.ticket(generation)
+        blocks = await writer.write(ticket, generation)
+        whole = {"generation": generation, "seal": ticket.seal}
+        bent = {
+            name: msgspec.structs.replace(whole[name], **change)
+            if isinstance(change, dict)
+            else change
+            for name, change in changes.items()
+        }
+        named = {"transfer_id": ticket.transfer_id} | bent
+        answer = await writer.hand_over(named.pop("generation", generation), blocks, **named)
+        is_refused(answer, RefusalReason.UNKNOWN_TICKET, fault)
         assert isinstance(await writer.hand_over(generation, blocks), JobAccepted)
+    assert refused(fault) == before + 1
+    assert reasons_on(spans, names.KV_VERIFY) == [fault]
+
+
+async def test_a_write_under_a_ticket_of_another_request_is_refused_and_counted() -> None:
+    """Over tcp; what arrives for the rightful one afterwards is decoded from."""
+    mine, other = (a_generation(name, prompt_ids=PROMPT) for name in ("r1", "r2"))
+    before = refused("ticket_request")
+    async with a_decode_worker("tcp") as (fleet, writer):
+        ticket, foreign = await writer.ticket(mine), await writer.ticket(other)
+        forged = msgspec.structs.replace(ticket, seal=foreign.seal)
+        with pytest.raises(Refused, match="ticket_request"):
+            await writer.write(forged, mine)
+        blocks = await writer.write(ticket, mine)
+        answer = await writer.hand_over(mine, blocks, seal=ticket.seal)
+        assert isinstance(answer, JobAccepted)
+        await writer.cancel(other)
+        await fleet.until_load(lambda: refused("ticket_request") > before)
+    assert refused("ticket_request") == before + 1
 
 
 async def test_a_ticket_is_taken_once_and_a_late_copy_of_its_job_is_a_duplicate() -> None:
@@ -357,12 +402,11 @@ async def test_a_block_of_another_tenant_is_refused(link: str, spans: InMemorySp
     assert reasons_on(spans, names.KV_VERIFY) == ["checksum"]
 
 
-@pytest.mark.parametrize("changed", [{"tenant": "theirs"}, {"prompt_ids": PROMPT[::-1]}])
-async def test_a_job_of_another_tenant_or_prompt_does_not_get_the_tickets_blocks(
-    changed: dict[str, Any], spans: InMemorySpanExporter
+async def test_a_job_of_another_prompt_does_not_get_the_tickets_blocks(
+    spans: InMemorySpanExporter,
 ) -> None:
     mine = a_generation("r1", prompt_ids=PROMPT, tenant="mine")
-    other = msgspec.structs.replace(mine, **changed)
+    other = msgspec.structs.replace(mine, prompt_ids=PROMPT[::-1])
     before = refused("context")
     async with a_decode_worker("shm") as (_, writer):
         blocks = await writer.write(await writer.ticket(mine), mine)

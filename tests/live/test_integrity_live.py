@@ -7,13 +7,12 @@ import os
 import struct
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from diptych_kvlink.lockfile import PREFIX
+from diptych_kvlink.lockfile import PREFIX, SHM_DIRECTORY
 from diptych_kvlink.pool_file import PoolShape
 from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
@@ -27,7 +26,7 @@ class Pool:
     """A decode worker's shared memory, opened by a stranger. Both links write into it."""
 
     def __init__(self, worker: Process) -> None:
-        path = Path("/dev/shm") / f"{PREFIX}kv-{worker.incarnation}"
+        path = SHM_DIRECTORY / f"{PREFIX}kv-{worker.incarnation}"
         fd = os.open(path, os.O_RDWR)
         try:
             self._map = mmap.mmap(fd, 0)

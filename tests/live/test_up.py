@@ -66,7 +66,7 @@ def test_it_serves_says_how_to_ask_and_stops_clean(up: Up) -> None:
     assert len(processes) == 6
     assert up.end(signal.SIGINT) == 0
     assert gone(processes)
-    assert not list(Path("/dev/shm").glob(f"*{processes[0].pid}*"))
+    assert not list(Path("/dev/shm").rglob(f"*{processes[0].pid}*"))
 
 
 def test_a_killed_supervisor_leaves_no_orphan(up: Up) -> None:

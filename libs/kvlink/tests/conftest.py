@@ -1,3 +1,4 @@
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation
 from diptych_contracts.journal import Report
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.transfers import LinkEndpoint, Reserve, SlotRef, Ticket
+from diptych_contracts.wire import encode
 from diptych_kvlink.incoming import IncomingTransfers
+from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.links import KINDS, SHM, LinkSettings, open_link
 from diptych_kvlink.port import LinkWriter
 from diptych_kvlink.presence import Presence
@@ -29,6 +32,8 @@ LAYOUT = KvLayout(
 )
 FINGERPRINT = Fingerprint(base="base-1", weights="Q4_1")
 WRITER = Incarnation("prefill-worker-a1")
+IDENTITIES: defaultdict[str, LinkIdentity] = defaultdict(LinkIdentity)
+"""Every writer's own."""
 
 
 def generation(request: str, attempt: int = 1, budget_ms: int = 60_000) -> Generation:
@@ -54,6 +59,8 @@ class Reader:
     kind: str
     writer: Incarnation = WRITER
     links: list[LinkWriter] = field(default_factory=list)
+    certificates: dict[str, bytes] = field(default_factory=dict)
+    """Of writers that are processes of their own."""
 
     @property
     def endpoint(self) -> LinkEndpoint:
@@ -64,7 +71,7 @@ class Reader:
         return slots if self.kind == SHM else 0
 
     def memory(self, ref: SlotRef) -> bytes:
-        return bytes(self.incoming._targets[0].view(ref.slot, SLOT_BYTES))
+        return bytes(self.incoming._held.targets[0].view(ref.slot, SLOT_BYTES))
 
     def request(self, request: str = "r1", **changes: object) -> Reserve:
         attempt = changes.pop("attempt", 1)
@@ -77,7 +84,10 @@ class Reader:
             "layout": LAYOUT,
             "fingerprint": FINGERPRINT,
         }
-        return Reserve(**(fields | changes))
+        fields |= changes
+        writer = str(fields["prefill_worker"])
+        known = self.certificates.get(writer) or IDENTITIES[writer].certificate
+        return Reserve(**({"certificate": known} | fields))
 
     def reserve(
         self, request: str = "r1", *, tokens: int = 10, now_s: float = 0.0, **changes: object
@@ -85,14 +95,22 @@ class Reader:
         return self.incoming.reserve(self.request(request, **changes), tokens=tokens, now_s=now_s)
 
     def link(self) -> LinkWriter:
-        self.links.append(open_link(self.endpoint, writer=self.writer, settings=self.settings))
+        self.links.append(
+            open_link(
+                self.endpoint,
+                writer=self.writer,
+                settings=self.settings,
+                identity=IDENTITIES[self.writer],
+            )
+        )
         return self.links[-1]
 
-    def put(self, ref: SlotRef, data: bytes, link: LinkWriter | None = None) -> None:
-        link = link or self.link()
+    def put(self, ticket: Ticket, index: int, data: bytes, link: LinkWriter | None = None) -> None:
+        """Block `index` of `ticket`."""
+        ref, link = ticket.slots[index], link or self.link()
         buffer = link.buffer(ref)[: len(data)]
         buffer[:] = data
-        link.send([(ref, buffer.toreadonly())])
+        link.send([(ref, buffer.toreadonly())], b"" if ticket.seal is None else encode(ticket.seal))
         link.confirm()
 
     @property
@@ -103,11 +121,11 @@ class Reader:
     def write(self, ticket: Ticket, *, tokens: int = 10) -> tuple[BlockDigest, ...]:
         link = self.link()
         digests = []
-        for index, ref in enumerate(ticket.slots):
+        for index in range(len(ticket.slots)):
             left = tokens - index * BLOCK_TOKENS
             n_bytes = SLOT_BYTES if left >= BLOCK_TOKENS else 1500 * left
             data = block_bytes(ticket, index, n_bytes)
-            self.put(ref, data, link)
+            self.put(ticket, index, data, link)
             checksum = xxhash.xxh3_64_intdigest(data, self.salt)
             digests.append(BlockDigest(index=index, n_bytes=n_bytes, checksum=checksum))
         return tuple(digests)
@@ -121,6 +139,7 @@ class Reader:
             "first_ids": (7,),
             "blocks": blocks,
             "report": Report(),
+            "seal": ticket.seal,
         }
         return DecodeJob(**(fields | changes))
 
@@ -144,7 +163,7 @@ def stall_s() -> float:
 
 @pytest.fixture
 def settings(tmp_path: Path, stall_s: float) -> LinkSettings:
-    return LinkSettings(directory=tmp_path, stall_s=stall_s)
+    return LinkSettings(directory=tmp_path, stall_s=stall_s, clock=lambda: 0.0)
 
 
 @pytest.fixture

@@ -33,9 +33,11 @@ def open_transfer(
     reader: Any, clock: Clock, link_thread: ThreadPoolExecutor
 ) -> Callable[[Ticket], OutgoingTransfer]:
     def make(ticket: Ticket) -> OutgoingTransfer:
+        link = reader.link()
+        link.connect()
         return OutgoingTransfer(
             ticket,
-            reader.link(),
+            link,
             thread=link_thread,
             sent_s=clock.now_s,
             salt=reader.salt,
@@ -237,7 +239,7 @@ async def test_a_link_that_breaks_unexpectedly_fails_the_transfer(
         def buffer(self, ref: SlotRef) -> memoryview:
             return memoryview(bytearray(6000))
 
-        def send(self, blocks: Sequence[tuple[SlotRef, memoryview]]) -> None:
+        def send(self, blocks: Sequence[tuple[SlotRef, memoryview]], seal: bytes = b"") -> None:
             raise OSError("cable pulled")
 
         def confirm(self) -> None: ...

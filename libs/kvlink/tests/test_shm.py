@@ -1,4 +1,5 @@
 import fcntl
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,14 @@ import pytest
 from diptych_contracts.errors import Incompatible, Permanent, Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import SlotRef
-from diptych_kvlink.lockfile import create_locked, host_id, is_abandoned, sweep_leftovers
+from diptych_kvlink.lockfile import (
+    SHM_DIRECTORY,
+    create_locked,
+    host_id,
+    is_abandoned,
+    private_folder,
+    sweep_leftovers,
+)
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.presence import Presence, Witness
 from diptych_kvlink.shm import ShmPool, ShmWriter
@@ -224,6 +232,7 @@ def test_absence_is_not_death(tmp_path: Path) -> None:
 
 
 def test_a_witness_keeps_no_descriptor_of_the_dead(tmp_path: Path) -> None:
+    gc.collect()
     witness = Witness(tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(5):
@@ -234,3 +243,68 @@ def test_a_witness_keeps_no_descriptor_of_the_dead(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     witness.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Other users of this machine
+
+
+def test_the_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "diptych-1000"
+    here = host_id(folder)
+    pool = ShmPool("decode-worker-1", SHAPE, folder)
+
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert host_id(folder) == here == pool.endpoint.host
+    assert str(os.geteuid()) in SHM_DIRECTORY.name
+    pool.close()
+
+
+@pytest.mark.parametrize("what", ["open to others", "a link", "a file", "another's"])
+def test_a_folder_that_others_reach_is_not_used(tmp_path: Path, what: str) -> None:
+    """Who owns the folder can take its files away, and put others there."""
+    folder = tmp_path / "diptych-1000"
+    match what:
+        case "open to others":
+            folder.mkdir()
+            folder.chmod(0o755)
+        case "a link":
+            (tmp_path / "elsewhere").mkdir(mode=0o700)
+            folder.symlink_to(tmp_path / "elsewhere")
+        case "a file":
+            folder.touch(mode=0o600)
+        case _:
+            folder.mkdir(mode=0o700)
+            given_away(folder)
+    for use in (
+        lambda: private_folder(folder),
+        lambda: ShmPool("decode-worker-1", SHAPE, folder),
+        lambda: Presence(Incarnation("prefill-worker-1"), folder),
+    ):
+        with pytest.raises(Permanent, match=r"must be a folder of uid|cannot create"):
+            use()
+
+
+def test_a_pool_that_others_may_open_is_not_written(pool: ShmPool, tmp_path: Path) -> None:
+    Path(pool.endpoint.address).chmod(0o660)
+    with pytest.raises(Incompatible, match="open to other users: -rw-rw----"):
+        ShmWriter(pool.endpoint, tmp_path)
+
+
+def test_another_users_lock_file_proves_no_death(tmp_path: Path) -> None:
+    """Made before the writer's own, unlocked: its slots would leave quarantine too early."""
+    path = tmp_path / "diptych-writer-prefill-worker-1"
+    path.touch(mode=0o644)
+    witness, writer = Witness(tmp_path), Incarnation("prefill-worker-1")
+    given_away(path)
+
+    witness.expect(writer)
+
+    assert not witness.is_dead(writer)
+    witness.close()
+
+
+def given_away(path: Path) -> None:
+    try:
+        os.chown(path, 65534, -1)
+    except PermissionError:
+        pytest.skip("needs root, to give a file to another user")

@@ -6,20 +6,28 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
 
 from diptych_contracts.errors import Incompatible, LinkBroken, Refused
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, RequestId, transfer_id
 from diptych_contracts.transfers import SlotRef
-from diptych_kvlink import tcp_target
+from diptych_contracts.wire import encode
+from diptych_kvlink import tcp_callers
 from diptych_kvlink import tcp_wire as wire
+from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.pool_file import PoolShape, private_slots
+from diptych_kvlink.sealing import TicketOffice
+from diptych_kvlink.tallying import Tally
 from diptych_kvlink.tcp_address import TcpAddress
-from diptych_kvlink.tcp_target import Listening, TcpTarget
+from diptych_kvlink.tcp_listening import Listening
+from diptych_kvlink.tcp_receiving import Guard
+from diptych_kvlink.tcp_target import TcpTarget
 from diptych_kvlink.tcp_writer import TcpWriter
+from diptych_testkit.builders import a_generation
 
 READER, WRITER = "decode-worker-1", Incarnation("prefill-worker-1")
 SHAPE = PoolShape(slots=4, slot_bytes=50_000)
@@ -28,6 +36,33 @@ STALL_S = 0.4
 HANGS_S = 60.0
 test_is_over = threading.Event()
 REF = SlotRef(slot=1, generation=7)
+TRANSFER = transfer_id(RequestId("r1"), 1)
+both = pytest.mark.parametrize("tls", [False, True])
+"""Whether through TLS; what speaks for itself here does not."""
+
+
+@dataclass
+class Desk:
+    """Who gives tickets to the writers of a test, and what their reader counts."""
+
+    guard: Guard
+    identities: dict[str, LinkIdentity]
+
+    def seal(self, writer: str = WRITER, deadline_s: float = 10.0) -> bytes:
+        seal = self.guard.office.seal(
+            a_generation("r1"), Incarnation(writer), slots=b"", deadline_s=deadline_s
+        )
+        return encode(seal)
+
+
+@pytest.fixture
+def tls() -> bool:
+    return False
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk(Guard(TicketOffice(lambda: 0.0), Tally()), {})
 
 
 @pytest.fixture
@@ -37,10 +72,13 @@ def stall_s() -> float:
 
 
 @pytest.fixture
-def target(stall_s: float) -> Iterator[TcpTarget]:
-    listening = Listening("127.0.0.1", 0, stall_s, "host-1")
+def target(stall_s: float, tls: bool, desk: Desk) -> Iterator[TcpTarget]:
     target = TcpTarget(
-        READER, private_slots(SHAPE), slot_bytes=SHAPE.slot_bytes, listening=listening
+        READER,
+        private_slots(SHAPE),
+        slot_bytes=SHAPE.slot_bytes,
+        listening=Listening("127.0.0.1", 0, stall_s, "host-1", tls),
+        guard=desk.guard,
     )
     yield target
     target.close()
@@ -48,12 +86,16 @@ def target(stall_s: float) -> Iterator[TcpTarget]:
 
 
 @pytest.fixture
-def make_writer(target: TcpTarget, stall_s: float) -> Iterator[Callable[..., TcpWriter]]:
+def make_writer(
+    target: TcpTarget, stall_s: float, desk: Desk
+) -> Iterator[Callable[..., TcpWriter]]:
     writers: list[TcpWriter] = []
 
     def make(writer: str = WRITER, **changes: Any) -> TcpWriter:
         endpoint = msgspec.structs.replace(target.endpoint, **changes)
-        writers.append(TcpWriter(endpoint, Incarnation(writer), stall_s=stall_s))
+        identity = desk.identities.setdefault(writer, LinkIdentity())
+        target.expect(Incarnation(writer), identity.certificate)
+        writers.append(TcpWriter(endpoint, Incarnation(writer), stall_s=stall_s, identity=identity))
         return writers[-1]
 
     yield make
@@ -95,38 +137,41 @@ def is_cut(sock: socket.socket) -> bool:
         return True
 
 
-def put(writer: TcpWriter, ref: SlotRef, data: bytes) -> None:
-    writer.send([(ref, memoryview(data))])
+def put(writer: TcpWriter, desk: Desk, ref: SlotRef, data: bytes) -> None:
+    writer.send([(ref, memoryview(data))], desk.seal(writer._writer))
     writer.confirm()
 
 
-def batch(ref: SlotRef, data: bytes, n_bytes: int | None = None) -> bytes:
+def batch(desk: Desk, ref: SlotRef, data: bytes, n_bytes: int | None = None) -> bytes:
     size = len(data) if n_bytes is None else n_bytes
-    return wire.pack_batch(1, [(ref, size)]) + data
+    return wire.pack_batch(1, [(ref, size)], desk.seal()) + data
 
 
+@both
 def test_a_batch_arrives_whole_and_over_one_connection(
-    target: TcpTarget, make_writer: Callable[..., TcpWriter]
+    desk: Desk, target: TcpTarget, make_writer: Callable[..., TcpWriter]
 ) -> None:
     writer = make_writer()
     refs = [SlotRef(slot=slot, generation=3) for slot in range(4)]
     for ref in refs:
-        target.admit(ref.slot, 3, WRITER)
+        target.admit(ref.slot, 3, WRITER, TRANSFER)
     blocks = [bytes([ref.slot + 1]) * 50_000 for ref in refs]
 
     for size in (50_000, 1, 49_999):
-        writer.send([(ref, memoryview(b)[:size]) for ref, b in zip(refs, blocks, strict=True)])
+        sizes = [(ref, memoryview(b)[:size]) for ref, b in zip(refs, blocks, strict=True)]
+        writer.send(sizes, desk.seal())
         writer.confirm()
 
     assert [bytes(target.view(ref.slot, 50_000)) for ref in refs] == blocks
-    assert len(target._writers) == 1
+    assert len(target._callers._writers) == 1
     assert len(target._threads) == 1
 
 
+@both
 def test_only_the_tickets_writer_under_the_tickets_generation_may_write(
-    target: TcpTarget, make_writer: Callable[..., TcpWriter]
+    desk: Desk, target: TcpTarget, make_writer: Callable[..., TcpWriter]
 ) -> None:
-    target.admit(1, 7, WRITER)
+    target.admit(1, 7, WRITER, TRANSFER)
     writer, stranger = make_writer(), make_writer("prefill-worker-2")
 
     for who, ref in [
@@ -136,23 +181,25 @@ def test_only_the_tickets_writer_under_the_tickets_generation_may_write(
         (stranger, REF),
     ]:
         with pytest.raises(Refused) as caught:
-            put(who, ref, b"x" * 50_000)
+            put(who, desk, ref, b"x" * 50_000)
         assert caught.value.reason == "unknown_ticket"
-    put(writer, REF, b"good")
+    put(writer, desk, REF, b"good")
 
     assert bytes(target.view(1, 5)) == b"good\0"
     assert bytes(target.view(2, 50_000)) == bytes(50_000)
 
 
+@both
 def test_a_refused_block_harms_no_other_of_its_batch(
-    target: TcpTarget, make_writer: Callable[..., TcpWriter]
+    desk: Desk, target: TcpTarget, make_writer: Callable[..., TcpWriter]
 ) -> None:
-    target.admit(0, 7, WRITER)
-    target.admit(2, 7, WRITER)
+    target.admit(0, 7, WRITER, TRANSFER)
+    target.admit(2, 7, WRITER, TRANSFER)
     writer = make_writer()
     refs = [SlotRef(slot=slot, generation=7) for slot in range(3)]
 
-    writer.send([(ref, memoryview(bytes([ref.slot + 1]) * 50_000)) for ref in refs])
+    blocks = [(ref, memoryview(bytes([ref.slot + 1]) * 50_000)) for ref in refs]
+    writer.send(blocks, desk.seal())
     with pytest.raises(Refused, match="slot 1 is closed for generation 7"):
         writer.confirm()
 
@@ -161,15 +208,15 @@ def test_a_refused_block_harms_no_other_of_its_batch(
 
 
 def test_a_slot_closed_in_mid_block_takes_not_one_more_byte(
-    target: TcpTarget, raw: Callable[[], socket.socket]
+    desk: Desk, target: TcpTarget, raw: Callable[[], socket.socket]
 ) -> None:
-    target.admit(1, 7, WRITER)
+    target.admit(1, 7, WRITER, TRANSFER)
     sock = greeted(raw, target)
-    sock.sendall(batch(REF, b"a" * 20_000, 50_000))
+    sock.sendall(batch(desk, REF, b"a" * 20_000, 50_000))
     until(lambda: target.view(1, 20_000)[-1] == ord("a"))
 
     target.admit(1, 0)
-    target.admit(1, 8, WRITER)
+    target.admit(1, 8, WRITER, TRANSFER)
     sock.sendall(b"b" * 30_000)
 
     assert sock.recv(64) == wire.pack_ack(1, [wire.Stored.CLOSED])
@@ -204,7 +251,7 @@ def test_noise_is_cut_off_with_one_clear_line(
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({"version": 2}, wire.Verdict.OTHER_VERSION),
+        ({"version": 1}, wire.Verdict.OTHER_VERSION),
         ({"reader": "decode-worker-2"}, wire.Verdict.OTHER_READER),
         ({"key": bytes(16)}, wire.Verdict.WRONG_KEY),
         ({"slot_bytes": 49_999}, wire.Verdict.OTHER_SLOT_SIZE),
@@ -227,31 +274,33 @@ def test_who_does_not_mean_this_reader_is_told_why_and_cut_off(
     "frame",
     [
         b"\xff" * 64,
-        wire.BATCH.pack(b"BLKS", 1, 0),
-        wire.BATCH.pack(b"BLKS", 1, 65_535),
-        wire.BATCH.pack(b"BLKS", 1, 1) + wire.ENTRY.pack(1, 7, 0xFFFFFFFF),
-        wire.BATCH.pack(b"BLKS", 1, 1) + wire.ENTRY.pack(1, 7, 50_001),
-        wire.BATCH.pack(b"BLKS", 1, 1) + wire.ENTRY.pack(1, 7, 0),
-        wire.BATCH.pack(b"BLKS", 1, 1) + wire.ENTRY.pack(4, 7, 10),
-        wire.BATCH.pack(b"BLKS", 1, 1) + wire.ENTRY.pack(0xFFFFFFFF, 7, 10),
+        wire.BATCH.pack(b"BLKS", 1, 0, 0),
+        wire.BATCH.pack(b"BLKS", 1, 65_535, 0),
+        wire.BATCH.pack(b"BLKS", 1, 1, 4097),
+        wire.BATCH.pack(b"BLKS", 1, 1, 0) + wire.ENTRY.pack(1, 7, 0xFFFFFFFF),
+        wire.BATCH.pack(b"BLKS", 1, 1, 0) + wire.ENTRY.pack(1, 7, 50_001),
+        wire.BATCH.pack(b"BLKS", 1, 1, 0) + wire.ENTRY.pack(1, 7, 0),
+        wire.BATCH.pack(b"BLKS", 1, 1, 0) + wire.ENTRY.pack(4, 7, 10),
+        wire.BATCH.pack(b"BLKS", 1, 1, 0) + wire.ENTRY.pack(0xFFFFFFFF, 7, 10),
     ],
 )
 def test_a_garbled_batch_ends_its_connection_and_nobody_elses(
+    desk: Desk,
     target: TcpTarget,
     raw: Callable[[], socket.socket],
     make_writer: Callable[..., TcpWriter],
     frame: bytes,
     caplog: Any,
 ) -> None:
-    target.admit(1, 7, WRITER)
-    target.admit(2, 7, Incarnation("prefill-worker-2"))
+    target.admit(1, 7, WRITER, TRANSFER)
+    target.admit(2, 7, Incarnation("prefill-worker-2"), TRANSFER)
     other = make_writer("prefill-worker-2")
     other.connect()
     sock = greeted(raw, target)
     sock.sendall(frame)
 
     assert is_cut(sock)
-    put(other, SlotRef(slot=2, generation=7), b"unharmed")
+    put(other, desk, SlotRef(slot=2, generation=7), b"unharmed")
 
     assert bytes(target.view(2, 8)) == b"unharmed"
     assert bytes(target.view(1, 50_000)) == bytes(50_000)
@@ -261,15 +310,15 @@ def test_a_garbled_batch_ends_its_connection_and_nobody_elses(
 @pytest.mark.parametrize("stall_s", [STALL_S])
 @pytest.mark.parametrize("after", ["nothing", "half a hello", "a hello", "half a block"])
 def test_a_silent_peer_is_cut_off_in_time_if_it_owes_something(
-    target: TcpTarget, raw: Callable[[], socket.socket], after: str
+    desk: Desk, target: TcpTarget, raw: Callable[[], socket.socket], after: str
 ) -> None:
-    target.admit(1, 7, WRITER)
+    target.admit(1, 7, WRITER, TRANSFER)
     sock = greeted(raw, target) if after in ("a hello", "half a block") else raw()
     match after:
         case "half a hello":
             sock.sendall(hello(target)[:20])
         case "half a block":
-            sock.sendall(batch(REF, b"a" * 20_000, 50_000))
+            sock.sendall(batch(desk, REF, b"a" * 20_000, 50_000))
 
     if after == "a hello":
         sock.settimeout(3 * STALL_S)
@@ -289,41 +338,46 @@ def trickle(sock: socket.socket, for_s: float) -> None:
 
 
 @pytest.mark.parametrize("stall_s", [STALL_S])
-def test_a_trickle_is_too_slow(target: TcpTarget, raw: Callable[[], socket.socket]) -> None:
+def test_a_trickle_is_too_slow(
+    desk: Desk, target: TcpTarget, raw: Callable[[], socket.socket]
+) -> None:
     """A byte every now and then never stalls, and would hold the connection for ever."""
-    target.admit(1, 7, WRITER)
+    target.admit(1, 7, WRITER, TRANSFER)
     sock = greeted(raw, target)
-    sock.sendall(batch(REF, b"", 50_000))
+    sock.sendall(batch(desk, REF, b"", 50_000))
     with pytest.raises((BrokenPipeError, ConnectionResetError)):
         trickle(sock, for_s=HANGS_S)
 
 
 @pytest.mark.parametrize("stall_s", [60.0])
 def test_strangers_are_few_and_writers_still_get_in(
+    desk: Desk,
     target: TcpTarget,
     raw: Callable[[], socket.socket],
     make_writer: Callable[..., TcpWriter],
     monkeypatch: pytest.MonkeyPatch,
     caplog: Any,
 ) -> None:
-    monkeypatch.setattr(tcp_target, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(tcp_callers, "MOST_STRANGERS", 3)
     early = make_writer()
     early.connect()
     strangers = [raw() for _ in range(3)]
-    until(lambda: len(target._strangers) == 3)
+    until(lambda: len(target._callers._strangers) == 3)
 
-    assert is_cut(raw())
-    assert "too many unknown connections" in caplog.text
-    target.admit(1, 7, WRITER)
-    put(early, REF, b"still here")
-    for stranger in strangers:
-        stranger.close()
-    until(lambda: not target._strangers)
+    newest = raw()
+    assert is_cut(strangers[0])
+    assert "too many unknown connections; the oldest is cut off" in caplog.text
+    target.admit(1, 7, WRITER, TRANSFER)
+    put(early, desk, REF, b"still here")
     make_writer("prefill-worker-2").connect()
+    for stranger in (newest, *strangers):
+        stranger.close()
+    until(lambda: not target._callers._strangers)
 
 
+@both
 def test_a_writer_that_calls_again_replaces_its_older_connection(
-    target: TcpTarget, make_writer: Callable[..., TcpWriter]
+    desk: Desk, target: TcpTarget, make_writer: Callable[..., TcpWriter]
 ) -> None:
     older, newer = make_writer(), make_writer()
     older.connect()
@@ -334,10 +388,11 @@ def test_a_writer_that_calls_again_replaces_its_older_connection(
     assert newer.is_ready
     newer.close()
     until(lambda: target.is_dead(WRITER))
-    target.expect(WRITER)
+    target.expect(WRITER, desk.identities[WRITER].certificate)
     assert not target.is_dead(WRITER)
 
 
+@both
 def test_a_writer_that_leaves_is_no_reason_to_warn(
     target: TcpTarget, make_writer: Callable[..., TcpWriter], caplog: Any
 ) -> None:
@@ -354,28 +409,30 @@ def test_a_writer_that_leaves_is_no_reason_to_warn(
     assert target.is_dead(WRITER)
 
 
+@both
 def test_a_connection_that_ended_while_idle_is_made_again(
-    target: TcpTarget, make_writer: Callable[..., TcpWriter]
+    desk: Desk, target: TcpTarget, make_writer: Callable[..., TcpWriter]
 ) -> None:
     writer = make_writer()
-    target.admit(1, 7, WRITER)
-    put(writer, REF, b"one")
-    target._writers[WRITER].hang_up()
+    target.admit(1, 7, WRITER, TRANSFER)
+    put(writer, desk, REF, b"one")
+    target._callers._writers[WRITER].hang_up()
     until(writer.reader_is_gone)
 
-    put(writer, REF, b"two")
+    put(writer, desk, REF, b"two")
 
     assert bytes(target.view(1, 3)) == b"two"
 
 
+@both
 def test_an_ack_nobody_waited_for_is_passed_over(
-    target: TcpTarget, make_writer: Callable[..., TcpWriter]
+    desk: Desk, target: TcpTarget, make_writer: Callable[..., TcpWriter]
 ) -> None:
     writer = make_writer()
-    target.admit(1, 7, WRITER)
+    target.admit(1, 7, WRITER, TRANSFER)
     writer.send([(SlotRef(slot=0, generation=7), memoryview(b"refused"))])
 
-    put(writer, REF, b"good")
+    put(writer, desk, REF, b"good")
 
     assert bytes(target.view(1, 4)) == b"good"
 
@@ -443,29 +500,34 @@ def hold(sock: socket.socket) -> None:
     ],
 )
 def test_a_reader_that_hangs_dies_or_talks_nonsense_breaks_the_link_in_time(
-    impostor: Any, make_writer: Callable[..., TcpWriter], behave: Any, n_bytes: int, message: str
+    desk: Desk,
+    impostor: Any,
+    make_writer: Callable[..., TcpWriter],
+    behave: Any,
+    n_bytes: int,
+    message: str,
 ) -> None:
     writer = make_writer(address=impostor(behave))
 
     with pytest.raises(LinkBroken, match=message):
-        put(writer, REF, bytes(n_bytes))
+        put(writer, desk, REF, bytes(n_bytes))
 
     assert writer.reader_is_gone()
     with pytest.raises(LinkBroken, match="failed a moment ago"):
-        put(writer, REF, b"x")
+        put(writer, desk, REF, b"x")
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (b"HTTP/1.1 400", "answered"),
-        (wire.WELCOME.pack(wire.MAGIC, 1, 0), "answered"),
-        (wire.WELCOME.pack(wire.ANSWER_MAGIC, 1, 99), "answered"),
+        (wire.WELCOME.pack(wire.MAGIC, 2, 0), "answered"),
+        (wire.WELCOME.pack(wire.ANSWER_MAGIC, 2, 99), "answered"),
         (wire.pack_welcome(wire.Verdict.WRONG_KEY), "turned this writer away: wrong key"),
     ],
 )
 def test_an_impostor_gets_no_block(
-    impostor: Any, make_writer: Callable[..., TcpWriter], answer: bytes, message: str
+    desk: Desk, impostor: Any, make_writer: Callable[..., TcpWriter], answer: bytes, message: str
 ) -> None:
     heard = []
 
@@ -478,7 +540,7 @@ def test_an_impostor_gets_no_block(
     writer = make_writer(address=impostor(behave))
 
     with pytest.raises(Incompatible, match=message):
-        put(writer, REF, b"secret" * 1000)
+        put(writer, desk, REF, b"secret" * 1000)
 
     assert b"secret" not in b"".join(heard)
 
@@ -498,7 +560,8 @@ def test_closing_a_reader_cuts_its_writers_and_leaves_no_thread(caplog: Any) -> 
         READER,
         private_slots(SHAPE),
         slot_bytes=SHAPE.slot_bytes,
-        listening=Listening("127.0.0.1", 0, HANGS_S, "host-1"),
+        listening=Listening("127.0.0.1", 0, HANGS_S, "host-1", False),
+        guard=Guard(TicketOffice(lambda: 0.0), Tally()),
     )
     writer = TcpWriter(target.endpoint, WRITER, stall_s=HANGS_S)
     writer.connect()

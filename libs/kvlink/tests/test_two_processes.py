@@ -19,6 +19,7 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import BlockDigest
 from diptych_contracts.transfers import LinkEndpoint, SlotRef, Ticket
 from diptych_contracts.wire import decode, encode
+from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.lockfile import sweep_leftovers
 from diptych_kvlink.tcp_writer import TcpWriter
 
@@ -28,7 +29,7 @@ WRITER_PROGRAM = textwrap.dedent(
     """
     import asyncio, json, pathlib, sys, time
     from diptych_contracts.transfers import Ticket
-    from diptych_contracts.wire import decode
+    from diptych_contracts.wire import decode, encode
     from diptych_kvlink.links import LinkSettings
     from diptych_kvlink.tcp_wire import pack_batch
     from diptych_kvlink.writer_links import WriterLinks
@@ -37,6 +38,7 @@ WRITER_PROGRAM = textwrap.dedent(
     links = WriterLinks(sys.argv[1], settings=settings)
     SALT = int(sys.argv[3])
     print("ready", flush=True)
+    print(links.certificate.hex(), flush=True)
 
     async def serve(hexed):
         ticket = decode(bytes.fromhex(hexed), Ticket)
@@ -54,7 +56,7 @@ WRITER_PROGRAM = textwrap.dedent(
             ticket = decode(bytes.fromhex(line[5:]), Ticket)
             link = links.open(ticket.endpoint)
             link.connect()
-            head = pack_batch(1, [(ticket.slots[0], 6000)])
+            head = pack_batch(1, [(ticket.slots[0], 6000)], encode(ticket.seal))
             link._stream.send_all([head, bytes(3000)])
             print(3000, flush=True)
         elif line.startswith("hold "):
@@ -73,13 +75,23 @@ READER_PROGRAM = textwrap.dedent(
     from diptych_contracts.wire import encode
     from diptych_kvlink.links import LinkSettings, open_targets
     from diptych_kvlink.pool_file import PoolShape
+    from diptych_kvlink.sealing import TicketOffice
+    from diptych_kvlink.tallying import Tally
+    from diptych_kvlink.tcp_receiving import Guard
+    from diptych_testkit.builders import a_generation
 
     settings = LinkSettings(kinds=("tcp",), directory=pathlib.Path(sys.argv[1]))
-    (target,) = open_targets(settings, name="decode-worker-1", shape=PoolShape(40, 1_000_000))
+    guard, me = Guard(TicketOffice(time.monotonic), Tally()), "prefill-worker-a1"
+    shape = PoolShape(40, 1_000_000)
+    (target,) = open_targets(settings, name="decode-worker-1", shape=shape, guard=guard)
+    target.expect(me, bytes.fromhex(sys.argv[2]))
     for slot in range(40):
-        target.admit(slot, 1, "prefill-worker-a1")
+        target.admit(slot, 1, me, "r1.1")
+    end_s = time.monotonic() + 600
+    seal = guard.office.seal(a_generation("r1"), me, slots=b"", deadline_s=end_s)
     print("ready", flush=True)
     print(encode(target.endpoint).hex(), flush=True)
+    print(encode(seal).hex(), flush=True)
     time.sleep(60)
     """
 )
@@ -117,6 +129,8 @@ def stop(child: subprocess.Popen[str]) -> None:
 @pytest.fixture
 def writer(tmp_path: Path, reader: Any) -> Iterator[subprocess.Popen[str]]:
     child = start(WRITER_PROGRAM, WRITER, tmp_path, reader.salt)
+    assert child.stdout is not None
+    reader.certificates[WRITER] = bytes.fromhex(child.stdout.readline())
     yield child
     stop(child)
 
@@ -213,13 +227,15 @@ def test_a_tcp_writer_killed_or_frozen_in_mid_block_frees_its_slots_and_harms_no
 def test_a_tcp_reader_killed_or_frozen_fails_the_transfer_in_time(
     tmp_path: Path, end: signal.Signals, when: str
 ) -> None:
-    child = start(READER_PROGRAM, tmp_path)
+    identity = LinkIdentity()
+    child = start(READER_PROGRAM, tmp_path, identity.certificate.hex())
     assert child.stdout is not None
     endpoint = decode(bytes.fromhex(child.stdout.readline()), LinkEndpoint)
-    link = TcpWriter(endpoint, WRITER, stall_s=0.5)
+    seal = bytes.fromhex(child.stdout.readline())
+    link = TcpWriter(endpoint, WRITER, stall_s=0.5, identity=identity)
     block = memoryview(bytes(1_000_000))
     blocks = [(SlotRef(slot=slot, generation=1), block) for slot in range(40)]
-    link.send(blocks)
+    link.send(blocks, seal)
     link.confirm()
     killing = threading.Timer(0.0 if when == "before" else 0.05, os.kill, (child.pid, end))
     killing.start()
@@ -227,17 +243,17 @@ def test_a_tcp_reader_killed_or_frozen_fails_the_transfer_in_time(
         killing.join()
 
     with pytest.raises(LinkBroken):
-        send_for_ever(link, blocks)
+        send_for_ever(link, blocks, seal)
 
     killing.join()
     stop(child)
     link.close()
 
 
-def send_for_ever(link: TcpWriter, blocks: list[tuple[SlotRef, memoryview]]) -> None:
+def send_for_ever(link: TcpWriter, blocks: list[tuple[SlotRef, memoryview]], seal: bytes) -> None:
     give_up_s = time.monotonic() + 60
     while time.monotonic() < give_up_s:
-        link.send(blocks)
+        link.send(blocks, seal)
         link.confirm()
 
 

@@ -108,7 +108,7 @@ def row(transfer: KvTransfer) -> tuple[str, ...]:
         f"{request[:_SHOWN_ID]}.{attempt}",
         transfer.state,
         transfer.writer,
-        transfer.link,
+        f"{transfer.link}, TLS" if transfer.tls else transfer.link,
         "" if over else f"{transfer.age_ms / 1000:.1f} s",
         "" if over else f"{max(0, transfer.left_ms) / 1000:.1f} s",
         f"{transfer.n_bytes:,}",

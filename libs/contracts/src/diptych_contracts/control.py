@@ -50,6 +50,8 @@ class KvTransfer(Message, frozen=True, kw_only=True, tag="kv_transfer.1"):
     """`kvlink.ledger.State`."""
     writer: str = ""
     link: str = ""
+    tls: bool = False
+    """Whether its bytes cross encrypted, between two processes that know each other."""
     age_ms: int = 0
     """Since its ticket was given."""
     left_ms: int = 0

@@ -6,6 +6,7 @@ from diptych_contracts.ids import Incarnation, RequestId, TransferId
 from diptych_contracts.journal import Chances, Report
 from diptych_contracts.prompts import PromptRef
 from diptych_contracts.sampling import Sampling, Stopping
+from diptych_contracts.tickets import TicketFault, TicketSeal
 from diptych_contracts.wire import Message
 
 
@@ -71,6 +72,8 @@ class DecodeJob(Message, frozen=True, kw_only=True, tag="decode_job.1"):
     blocks: tuple[BlockDigest, ...]
     report: Report
     """What the prefill phase took."""
+    seal: TicketSeal | None = None
+    """Of the ticket it was written under; a job without one is refused."""
 
 
 class GenerateJob(Message, frozen=True, kw_only=True, tag="generate_job.1"):
@@ -110,6 +113,8 @@ class JobRefused(Message, frozen=True, kw_only=True, tag="job_refused.1"):
     attempt: int
     reason: RefusalReason
     detail: str = ""
+    fault: TicketFault | None = None
+    """What is wrong with its ticket (`unknown_ticket`)."""
 
 
 JobAnswer = JobAccepted | JobRefused

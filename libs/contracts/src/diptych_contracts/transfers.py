@@ -3,6 +3,7 @@
 from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import Generation, RefusalReason
+from diptych_contracts.tickets import TicketSeal
 from diptych_contracts.wire import Message
 
 MAX_TRANSFER_BLOCKS = 32_768
@@ -20,6 +21,8 @@ class LinkEndpoint(Message, frozen=True, kw_only=True, tag="link_endpoint.1"):
     """What the link's writer needs to find it: only the link reads it."""
     slots: int
     slot_bytes: int
+    certificate: bytes = b""
+    """Whom its writer must find there (X.509, DER), and nobody else; empty: no TLS."""
 
 
 class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
@@ -33,6 +36,8 @@ class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
     fingerprint: Fingerprint
     lease_ms: int = 0
     """How long the writer may take; the reader's own lease, if that is longer."""
+    certificate: bytes = b""
+    """What the writer will show where the link speaks TLS (X.509, DER)."""
 
 
 class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):
@@ -51,6 +56,8 @@ class Ticket(Message, frozen=True, kw_only=True, tag="ticket.1"):
     slots: tuple[SlotRef, ...]
     layout: KvLayout
     lease_ms: int
+    seal: TicketSeal | None = None
+    """To be shown with what is written, and with the job."""
 
 
 class ReserveRefused(Message, frozen=True, kw_only=True, tag="reserve_refused.1"):

@@ -1,7 +1,8 @@
-"""Whether a writer's KV is of the kind a reader can use."""
+"""Whether a writer's KV is of the kind a reader can use, and an answer is one to the question."""
 
 from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.errors import Incompatible
+from diptych_contracts.transfers import Reserve, Ticket
 
 
 def check_layout(ours: KvLayout, theirs: KvLayout) -> None:
@@ -12,6 +13,26 @@ def check_layout(ours: KvLayout, theirs: KvLayout) -> None:
 def check_fingerprint(ours: Fingerprint, theirs: Fingerprint) -> None:
     """Raise `Incompatible`, naming every field that differs."""
     _check("model fingerprint", ours, theirs)
+
+
+def check_ticket(ticket: Ticket, request: Reserve, *, tokens: int) -> None:
+    """Raise `Incompatible` unless it answers `request` for `tokens` tokens.
+
+    Its numbers become memory of the writer's, so none of them is taken on trust.
+    """
+    check_layout(request.layout, ticket.layout)
+    endpoint, blocks = ticket.endpoint, -(-tokens // request.layout.block_tokens)
+    asked = (request.transfer_id, request.generation.attempt, request.link, blocks)
+    given = (ticket.transfer_id, ticket.attempt, endpoint.kind, len(ticket.slots))
+    if asked != given or ticket.seal is None:
+        raise Incompatible(f"expected a sealed ticket of {asked}, got one of {given}")
+    if endpoint.slot_bytes != request.layout.slot_bytes:
+        raise Incompatible(
+            f"{ticket.transfer_id}: expected slots of {request.layout.slot_bytes} bytes, "
+            f"got {endpoint.slot_bytes}"
+        )
+    if any(not 0 <= ref.slot < endpoint.slots for ref in ticket.slots):
+        raise Incompatible(f"{ticket.transfer_id}: a slot that none of {endpoint.slots} is")
 
 
 def _check(what: str, ours: KvLayout | Fingerprint, theirs: KvLayout | Fingerprint) -> None:

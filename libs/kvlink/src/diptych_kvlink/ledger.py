@@ -60,6 +60,12 @@ class Transfer:
     """Of the context whose KV it carries (`verifying.context_salt`)."""
     link: str = ""
     """Over which link it comes; empty at the writer."""
+    tls: bool = False
+    """Whether that is encrypted."""
+    certificate: bytes = b""
+    """Of its writer: whoever repeats its `Reserve` must name it too."""
+    slots_digest: bytes = b""
+    """What the seal of its ticket says of its slots (`sealing`)."""
     n_bytes: int = 0
     """The room it was given; once verified, its bytes."""
     state: State = State.RESERVED
@@ -128,6 +134,7 @@ class Over:
     writer: Incarnation | None
     link: str
     n_bytes: int
+    tls: bool = False
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}"
@@ -193,4 +200,11 @@ class TransferLedger:
 
 
 def _over(transfer: Transfer) -> Over:
-    return Over(transfer.state, transfer.reason, transfer.writer, transfer.link, transfer.n_bytes)
+    return Over(
+        transfer.state,
+        transfer.reason,
+        transfer.writer,
+        transfer.link,
+        transfer.n_bytes,
+        transfer.tls,
+    )

@@ -1,5 +1,7 @@
 """Which kinds of link exist, and how to open either side of one."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +11,14 @@ from diptych_contracts.errors import Incompatible, Permanent
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint
 from diptych_kvlink import shm, tcp_target
+from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.lockfile import SHM_DIRECTORY, host_id
 from diptych_kvlink.pool_file import PoolShape, private_slots
 from diptych_kvlink.port import LinkTarget, LinkWriter
 from diptych_kvlink.presence import Presence
-from diptych_kvlink.tcp_target import Listening, TcpTarget
+from diptych_kvlink.tcp_listening import Listening
+from diptych_kvlink.tcp_receiving import Guard
+from diptych_kvlink.tcp_target import TcpTarget
 from diptych_kvlink.tcp_writer import TcpWriter
 
 SHM, TCP = shm.KIND, tcp_target.KIND
@@ -63,8 +68,12 @@ class LinkSettings:
     """tcp: the address to listen on; a wildcard announces the machine's own."""
     port: int = 0
     """tcp: 0 takes a free one."""
+    tls: bool = True
+    """tcp: whether nothing crosses but through mutual TLS 1.3. Off: for isolated networks."""
     stall_s: float = 3.0
     """tcp: a peer silent for so long in the middle of something is hung."""
+    clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds: by it tickets end."""
     adapter: LinkAdapter | None = None
     """What opens the links, if not this module."""
 
@@ -72,11 +81,18 @@ class LinkSettings:
 DEFAULT_LINKS = LinkSettings()
 
 
-def open_link(endpoint: LinkEndpoint, *, writer: Incarnation, settings: LinkSettings) -> LinkWriter:
-    """The writer's side of `endpoint`.
+def open_link(
+    endpoint: LinkEndpoint,
+    *,
+    writer: Incarnation,
+    settings: LinkSettings,
+    identity: LinkIdentity | None = None,
+) -> LinkWriter:
+    """The writer's side of `endpoint`; `identity` is what this process shows there.
 
     Raises:
-        Incompatible: of a kind this build does not know, or out of reach from here.
+        Incompatible: of a kind this build does not know, or out of reach from here, or in the
+            clear where TLS is required.
     """
     if settings.adapter is not None:
         return settings.adapter.open_link(endpoint, writer=writer)
@@ -84,7 +100,9 @@ def open_link(endpoint: LinkEndpoint, *, writer: Incarnation, settings: LinkSett
         case shm.KIND:
             return shm.ShmWriter(endpoint, settings.directory)
         case tcp_target.KIND:
-            return TcpWriter(endpoint, writer, stall_s=settings.stall_s)
+            if settings.tls and not endpoint.certificate:
+                raise Incompatible("its reader takes KV over tcp without TLS; TLS is required here")
+            return TcpWriter(endpoint, writer, stall_s=settings.stall_s, identity=identity)
         case kind:
             raise Incompatible(_unknown(kind))
 
@@ -103,7 +121,9 @@ def announce(writer: Incarnation, settings: LinkSettings) -> Announced | None:
     return Presence(writer, settings.directory) if SHM in settings.kinds else None
 
 
-def open_targets(settings: LinkSettings, *, name: str, shape: PoolShape) -> tuple[LinkTarget, ...]:
+def open_targets(
+    settings: LinkSettings, *, name: str, shape: PoolShape, guard: Guard
+) -> tuple[LinkTarget, ...]:
     """A reader's slots of `shape`, reachable over each kind in `settings`: one memory for all.
 
     Raises:
@@ -126,6 +146,7 @@ def open_targets(settings: LinkSettings, *, name: str, shape: PoolShape) -> tupl
                 private_slots(shape) if slots is None else slots,
                 slot_bytes=shape.slot_bytes,
                 listening=_listening(settings),
+                guard=guard,
             )
     except BaseException:
         for target in targets.values():
@@ -135,7 +156,8 @@ def open_targets(settings: LinkSettings, *, name: str, shape: PoolShape) -> tupl
 
 
 def _listening(settings: LinkSettings) -> Listening:
-    return Listening(settings.host, settings.port, settings.stall_s, host_id(settings.directory))
+    here = host_id(settings.directory)
+    return Listening(settings.host, settings.port, settings.stall_s, here, settings.tls)
 
 
 def _unknown(kind: str) -> str:

@@ -13,6 +13,7 @@ def held(transfer: Transfer, now_s: float) -> KvTransfer:
         state=transfer.state,
         writer=transfer.writer or "",
         link=transfer.link,
+        tls=transfer.tls,
         age_ms=round((now_s - transfer.opened_s) * 1000),
         left_ms=round(left_s * 1000),
         n_bytes=transfer.n_bytes,
@@ -27,6 +28,7 @@ def over(transfer_id: TransferId, how: Over) -> KvTransfer:
         state=how.state,
         writer=how.writer or "",
         link=how.link,
+        tls=how.tls,
         n_bytes=how.n_bytes,
         reason=how.reason,
     )

@@ -1,4 +1,4 @@
-"""Files that show whether the process that made them still runs.
+"""Files that show whether the process that made them still runs, in a folder of this user's own.
 
 Each is locked (flock) by its owner for as long as it lives; the kernel drops the lock at death,
 however it comes. So an unlocked file is a leftover, and a locked one belongs to a process that is
@@ -12,10 +12,29 @@ from pathlib import Path
 
 from diptych_contracts.errors import Permanent
 
-SHM_DIRECTORY = Path("/dev/shm")
-"""Memory that processes of one host share by path."""
 PREFIX = "diptych-"
+SHM_DIRECTORY = Path("/dev/shm") / f"{PREFIX}{os.geteuid()}"
+"""Memory that processes of one host and one user share by path."""
 _ATTEMPTS = 20
+
+
+def private_folder(directory: Path) -> None:
+    """Make `directory`, or make sure that it is this user's and nobody else looks into it.
+
+    Raises:
+        Permanent: it is not, and whoever owns it could take our files away.
+    """
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        found = directory.lstat()
+    except OSError as err:
+        raise Permanent(f"cannot create {directory}: {err.strerror}") from err
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not ours or found.st_mode & 0o077:
+        raise Permanent(
+            f"{directory} must be a folder of uid {os.geteuid()} with mode 0700; it belongs to uid "
+            f"{found.st_uid} and has mode {stat.filemode(found.st_mode)}: delete it"
+        )
 
 
 def create_locked(path: Path) -> int:
@@ -53,7 +72,7 @@ def sweep_leftovers(directory: Path = SHM_DIRECTORY) -> list[str]:
 
 
 def host_id(directory: Path = SHM_DIRECTORY) -> str:
-    """An id of this machine, since its last start, and of the file system behind `directory`.
+    """An id of this machine, since its last start, and of the file system that holds `directory`.
 
     Memory is shared no further: two containers of one machine have one boot id, and usually two
     `/dev/shm`.
@@ -62,7 +81,8 @@ def host_id(directory: Path = SHM_DIRECTORY) -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         boot = os.uname().nodename
-    return f"{boot}.{directory.stat().st_dev}" if directory.is_dir() else boot
+    folder = directory if directory.is_dir() else directory.parent
+    return f"{boot}.{folder.stat().st_dev}" if folder.is_dir() else boot
 
 
 def _create(path: Path) -> int:

@@ -22,7 +22,9 @@ from concurrent.futures import Executor, Future
 from diptych_contracts.errors import DiptychError, Expired, Refused, Unverified
 from diptych_contracts.ids import TransferId
 from diptych_contracts.jobs import BlockDigest, RefusalReason
+from diptych_contracts.tickets import TicketSeal
 from diptych_contracts.transfers import Ticket
+from diptych_contracts.wire import encode
 from diptych_kvlink.ledger import State, Transfer
 from diptych_kvlink.port import LinkWriter
 from diptych_kvlink.verifying import checksum
@@ -55,7 +57,7 @@ class OutgoingTransfer:
         salt: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ticket = ticket
+        self._ticket, self._shown = ticket, _shown(ticket)
         self._salt = salt
         self._link = link
         self._thread = thread
@@ -86,6 +88,16 @@ class OutgoingTransfer:
         return len(self._ticket.slots)
 
     @property
+    def seal(self) -> TicketSeal | None:
+        """The ticket's, for the job that hands it over."""
+        return self._ticket.seal
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether its bytes cross through TLS."""
+        return bool(self._ticket.endpoint.certificate)
+
+    @property
     def bytes_written(self) -> int:
         """Bytes of the blocks that are final."""
         with self._lock:
@@ -111,6 +123,7 @@ class OutgoingTransfer:
         with self._lock:
             if ticket.slots == self._ticket.slots:
                 self._transfer.renew(sent_s + ticket.lease_ms / 1000)
+                self._ticket, self._shown = ticket, _shown(ticket)
 
     def buffer(self, index: int) -> memoryview:
         """Writable memory of a full block for block `index` (engine's thread)."""
@@ -230,7 +243,8 @@ class OutgoingTransfer:
         return batch
 
     def _seal(self, batch: list[tuple[int, memoryview]]) -> list[BlockDigest]:
-        self._link.send([(self._ticket.slots[index], data) for index, data in batch])
+        blocks = [(self._ticket.slots[index], data) for index, data in batch]
+        self._link.send(blocks, self._shown)
         digests = [
             BlockDigest(index=index, n_bytes=len(data), checksum=checksum(data, self._salt))
             for index, data in batch
@@ -268,3 +282,8 @@ class OutgoingTransfer:
 
     def _finish(self) -> None:
         self._done.set_result(None)
+
+
+def _shown(ticket: Ticket) -> bytes:
+    """What a link shows of a ticket with what is written under it."""
+    return b"" if ticket.seal is None else encode(ticket.seal)

@@ -149,6 +149,8 @@ def _check_file(fd: int, path: Path, shape: PoolShape) -> None:
         raise Incompatible(f"{path} is not a file")
     if found.st_uid != os.geteuid():
         raise Incompatible(f"{path} belongs to uid {found.st_uid}, not to {os.geteuid()}")
+    if found.st_mode & 0o077:
+        raise Incompatible(f"{path} is open to other users: {stat.filemode(found.st_mode)}")
     if found.st_size != shape.total_bytes:
         raise Incompatible(f"{path}: expected {shape.total_bytes} bytes, got {found.st_size}")
     head = os.pread(fd, _HEAD.size, 0)

@@ -9,7 +9,7 @@ not a byte changes after that; the slots of the others are quarantined.
 from collections.abc import Sequence
 from typing import Protocol
 
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
 
 CLOSED = 0
@@ -29,8 +29,17 @@ class LinkTarget(Protocol):
         """Whether a slot just closed cannot change any more, whatever its writer does."""
         ...
 
-    def admit(self, slot: int, generation: int, writer: Incarnation | None = None) -> None:
-        """From now on let in only `writer`, under `generation`; `CLOSED` lets nobody in."""
+    def admit(
+        self,
+        slot: int,
+        generation: int,
+        writer: Incarnation | None = None,
+        transfer_id: TransferId | None = None,
+    ) -> None:
+        """From now on let in only `writer`, for that transfer, under `generation`.
+
+        `CLOSED` lets nobody in.
+        """
         ...
 
     def view(self, slot: int, n_bytes: int) -> memoryview:
@@ -44,8 +53,12 @@ class LinkTarget(Protocol):
         """
         ...
 
-    def expect(self, writer: Incarnation) -> None:
-        """Remember `writer`, so that its end can be proved later."""
+    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+        """Remember `writer`, so that it is known when it comes, and its end can be proved later.
+
+        Raises:
+            Refused: `certificate` is not what the link needs to know it by.
+        """
         ...
 
     def is_dead(self, writer: Incarnation) -> bool:
@@ -85,8 +98,12 @@ class LinkWriter(Protocol):
         """
         ...
 
-    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]]) -> None:
+    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]], seal: bytes = b"") -> None:
         """Send blocks on their way, each from its slot's buffer. May block: on the link's thread.
+
+        Args:
+            blocks: All of one ticket.
+            seal: That ticket's, to be shown where a link cannot tell its writers apart without.
 
         Raises:
             Refused: (`unknown_ticket`) the reader has closed a slot meanwhile.

@@ -6,11 +6,18 @@ looks whether the lock is gone.
 """
 
 import os
+import stat
 from collections import OrderedDict
 from pathlib import Path
 
 from diptych_contracts.ids import Incarnation
-from diptych_kvlink.lockfile import PREFIX, SHM_DIRECTORY, create_locked, is_abandoned
+from diptych_kvlink.lockfile import (
+    PREFIX,
+    SHM_DIRECTORY,
+    create_locked,
+    is_abandoned,
+    private_folder,
+)
 
 _REMEMBERED = 1024
 
@@ -24,6 +31,7 @@ class Presence:
     """A writer's announcement that it may write into shared memory. Close it last."""
 
     def __init__(self, writer: Incarnation, directory: Path = SHM_DIRECTORY) -> None:
+        private_folder(directory)
         self._path = presence_path(writer, directory)
         self._fd: int | None = create_locked(self._path)
 
@@ -51,9 +59,15 @@ class Witness:
             self.is_dead(known)
         try:
             path = presence_path(writer, self._directory)
-            self._watched[writer] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(path, flags)
         except OSError:
             return  # Never announced here: its death cannot be proved.
+        found = os.fstat(fd)
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            self._watched[writer] = fd
+        else:  # Somebody else's: its lock says nothing of the writer.
+            os.close(fd)
 
     def is_dead(self, writer: Incarnation) -> bool:
         """Whether `writer` was seen alive here and runs no more."""

@@ -1,6 +1,10 @@
 """The `shm` link: the reader's slots are shared memory, and the writer writes straight into them.
 
 One copy per side: the engine exports into the slot and imports out of it. Nothing has to be sent.
+
+Who may write is the kernel's to say: the pool is a file of mode 0600 in a folder of mode 0700, so
+processes of this user reach it and no others (but root). Among those nothing stops a write; what
+they cannot do is have it decoded: a hand-over needs the ticket, and the bytes their checksums.
 """
 
 import os
@@ -8,10 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diptych_contracts.errors import Refused
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
-from diptych_kvlink.lockfile import PREFIX, create_locked, host_id, sweep_leftovers
+from diptych_kvlink.lockfile import (
+    PREFIX,
+    create_locked,
+    host_id,
+    private_folder,
+    sweep_leftovers,
+)
 from diptych_kvlink.pool_file import PoolMap, PoolShape, make_pool, map_pool
 from diptych_kvlink.port import CLOSED
 from diptych_kvlink.presence import Witness
@@ -23,6 +33,7 @@ class ShmPool:
     """The reader's side: a pool in a locked file, deleted on close or by the next sweep."""
 
     def __init__(self, name: str, shape: PoolShape, directory: Path) -> None:
+        private_folder(directory)
         sweep_leftovers(directory)
         self._path = directory / f"{PREFIX}kv-{name}"
         self._fd: int | None = create_locked(self._path)
@@ -55,7 +66,13 @@ class ShmPool:
         """The memory itself, for another link to receive into."""
         return self._map.slots()
 
-    def admit(self, slot: int, generation: int, writer: Incarnation | None = None) -> None:
+    def admit(
+        self,
+        slot: int,
+        generation: int,
+        writer: Incarnation | None = None,
+        transfer_id: TransferId | None = None,
+    ) -> None:
         """From now on let in only writes under `generation`; 0 lets none in."""
         if self._fd is not None:
             self._map.gates[slot] = generation
@@ -68,7 +85,7 @@ class ShmPool:
         """Whether no writer has the slot open under this generation."""
         return self._map.marks[ref.slot] != ref.generation
 
-    def expect(self, writer: Incarnation) -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
         """Remember `writer`, so that its death can be proved later."""
         self._witness.expect(writer)
 
@@ -116,7 +133,7 @@ class ShmWriter:
             raise
         return pool.slot(ref.slot, pool.shape.slot_bytes)
 
-    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]]) -> None:
+    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]], seal: bytes = b"") -> None:
         """The bytes are there already; raises `Refused` if a slot was closed meanwhile."""
         for ref, _ in blocks:
             _check_gate(self._mapped(ref), ref)

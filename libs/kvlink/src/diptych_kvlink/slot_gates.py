@@ -1,17 +1,27 @@
 """The memory a reader receives into, behind one gate per slot.
 
 A byte is copied into a slot only under that slot's lock, by a call that does not wait, and only
-while the gate is open to that writer and generation. So once `set` has closed a gate not a byte of
-the slot changes any more, and it can be handed out again at once. `set` waits for at most one copy
-of what the kernel already holds.
+while the gate is open to that writer, transfer and generation. So once `set` has closed a gate not
+a byte of the slot changes any more, and it can be handed out again at once. `set` waits for at most
+one copy of what the kernel already holds.
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.transfers import SlotRef
 from diptych_kvlink.port import CLOSED
+from diptych_kvlink.tcp_wire import Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whom a slot was given to, and for what."""
+
+    writer: Incarnation
+    transfer_id: TransferId
 
 
 class SlotGates:
@@ -20,34 +30,43 @@ class SlotGates:
     def __init__(self, slots: Sequence[memoryview]) -> None:
         self._slots = list(slots)
         self._locks = [threading.Lock() for _ in slots]
-        self._open: list[tuple[int, Incarnation | None]] = [(CLOSED, None)] * len(slots)
+        self._open: list[tuple[int, Holder | None]] = [(CLOSED, None)] * len(slots)
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def set(self, slot: int, generation: int, writer: Incarnation | None) -> None:
-        """Open a slot to `writer` under `generation`, or close it."""
+    def set(self, slot: int, generation: int, holder: Holder | None = None) -> None:
+        """Open a slot to `holder` under `generation`, or close it."""
         with self._locks[slot]:
-            self._open[slot] = (generation, writer)
+            self._open[slot] = (generation, holder)
 
     def view(self, slot: int, n_bytes: int) -> memoryview:
         """The first `n_bytes` of a slot, read-only."""
         return self._slots[slot][:n_bytes].toreadonly()
 
-    def is_open(self, ref: SlotRef, writer: Incarnation) -> bool:
-        """Whether `writer` may write the slot under this generation."""
-        return ref.generation != CLOSED and self._open[ref.slot] == (ref.generation, writer)
+    def is_open(self, ref: SlotRef, holder: Holder) -> bool:
+        """Whether `holder` may write the slot under this generation."""
+        return ref.generation != CLOSED and self._open[ref.slot] == (ref.generation, holder)
+
+    def why_closed(self, ref: SlotRef, holder: Holder) -> Stored:
+        """What `holder` is told of a slot that it may not write, or could not a moment ago."""
+        generation, current = self._open[ref.slot]
+        if ref.generation == CLOSED or ref.generation != generation:
+            return Stored.CLOSED
+        if current is None or current.writer != holder.writer:
+            return Stored.OTHER_WRITER
+        return Stored.OTHER_TRANSFER if current != holder else Stored.CLOSED
 
     def copy(
         self,
         ref: SlotRef,
-        writer: Incarnation,
+        holder: Holder,
         part: slice,
         receive_some: Callable[[memoryview], int],
     ) -> int | None:
         """Let `receive_some` fill `part` of a slot; gives its bytes, None if that is forbidden."""
         with self._locks[ref.slot]:
-            if not self.is_open(ref, writer):
+            if not self.is_open(ref, holder):
                 return None
             return receive_some(self._slots[ref.slot][part])
 

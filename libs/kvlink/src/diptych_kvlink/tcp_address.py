@@ -2,8 +2,8 @@
 
     host:port/reader/key        [::1]:7000/decode-worker-9f3a61c2a0b1/0011…
 
-The key lets in whoever could read the endpoint on the bus, and nobody else who reaches the port. It
-is no encryption: KV crosses in the clear.
+The key lets in whoever could read the endpoint on the bus. It is no encryption: that, and who is
+who, is TLS's, whose certificates travel beside the address. Without TLS it is all there is.
 """
 
 import ipaddress
@@ -50,12 +50,12 @@ class TcpAddress:
 
 def _plain(address: str) -> bool:
     """Whether it is visible ASCII, its names of a length that names have."""
-    visible = all("!" <= char <= "~" for char in address)
-    return (
-        visible
-        and len(address) <= 512
-        and all(len(p) < 64 for p in re.split("[.:]", address.split("/")[0]))
-    )
+    where = address.split("/")[0]
+    host = where.rpartition(":")[0]
+    bracketed = host.startswith("[") and host.endswith("]")
+    paired = not set("[]") & set(host[1:-1] if bracketed else host)
+    visible = paired and all("!" <= char <= "~" for char in address)
+    return visible and len(address) <= 512 and all(len(p) < 64 for p in re.split("[.:]", where))
 
 
 def is_loopback(host: str) -> bool:
@@ -66,16 +66,21 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether a listener on `host` is reached over every network of this machine."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return not host
+
+
 def announced_host(host: str) -> str:
     """What others are told for a listener on `host`: this machine's own address for a wildcard.
 
     Raises:
         Permanent: a wildcard, and the machine's name leads nowhere.
     """
-    try:
-        if not ipaddress.ip_address(host).is_unspecified:
-            return host
-    except ValueError:
+    if not is_wildcard(host):
         return host
     try:
         own = socket.gethostbyname(socket.gethostname())

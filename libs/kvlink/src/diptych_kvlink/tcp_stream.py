@@ -21,7 +21,10 @@ _MOST_BUFFERS = 512
 
 
 class TcpStream:
-    """One end of a connection. `hang_up` may be called from any thread, all else from one."""
+    """One end of a connection.
+
+    `hang_up` and `has_ended` may be called from any thread, all else from one.
+    """
 
     def __init__(self, sock: socket.socket, *, stall_s: float) -> None:
         sock.setblocking(False)
@@ -59,7 +62,7 @@ class TcpStream:
         except BlockingIOError:
             return 0
         except OSError as err:
-            raise LinkBroken(f"receiving failed: {_why(err)}") from err
+            raise LinkBroken(f"receiving failed: {why(err)}") from err
         if not received:
             raise LinkBroken("the peer has closed the connection")
         return received
@@ -82,10 +85,13 @@ class TcpStream:
 
     def wait_idle(self) -> None:
         """Wait without a limit for the peer to begin. A dead peer ends it by keep-alive."""
-        _poll(self._sock, select.POLLIN, None)
+        readable(self._sock)
 
     def has_ended(self) -> bool:
-        """Whether the peer is known to have closed; only true between two exchanges."""
+        """Whether the peer is known to have closed; only true between two exchanges.
+
+        Looks at the connection itself, beneath any encryption, so any thread may ask.
+        """
         try:
             return not self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -109,7 +115,7 @@ class TcpStream:
         except BlockingIOError:
             return 0
         except OSError as err:
-            raise LinkBroken(f"sending failed: {_why(err)}") from err
+            raise LinkBroken(f"sending failed: {why(err)}") from err
 
     def _wait(self, what: int, until_s: float, complaint: str) -> None:
         # Even a deadline long past is no reason to leave while bytes are there: it may be this
@@ -119,11 +125,17 @@ class TcpStream:
             raise LinkBroken(f"the peer {complaint} for too long")
 
 
+def readable(sock: socket.socket) -> None:
+    """Wait without a limit until there is something to read, or the end."""
+    _poll(sock, select.POLLIN, None)
+
+
 def _poll(sock: socket.socket, what: int, wait_s: float | None) -> bool:
     poll = select.poll()
     poll.register(sock, what)
     return bool(poll.poll(None if wait_s is None else wait_s * 1000))
 
 
-def _why(err: OSError) -> str:
+def why(err: OSError) -> str:
+    """What the system says."""
     return os.strerror(err.errno) if err.errno else str(err)

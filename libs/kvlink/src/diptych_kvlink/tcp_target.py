@@ -1,5 +1,9 @@
 """The `tcp` link, reader's side: a listener, and a thread per writer.
 
+**Who is let in.** Through TLS, only who shows the certificate that its `Reserve` announced, and as
+that writer only. What it then writes, it writes under a ticket (`sealing`), into slots that are
+open to it for that very transfer.
+
 **When slots are free.** Only the reader's own threads write its memory, and only through
 `slot_gates`: once a slot is closed no late byte can reach it, wherever it still is (in the writer,
 in the network, in a socket's buffer). So nothing needs quarantine here, unlike with shared memory.
@@ -12,37 +16,33 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from diptych_contracts.errors import LinkBroken, Permanent
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.errors import LinkBroken
+from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
-from diptych_kvlink.slot_gates import SlotGates
+from diptych_kvlink.link_identity import LinkIdentity
+from diptych_kvlink.pinning import Pins
+from diptych_kvlink.slot_gates import Holder, SlotGates
+from diptych_kvlink.tallying import TurnedAway
 from diptych_kvlink.tcp_address import TcpAddress, announced_host, is_loopback
-from diptych_kvlink.tcp_receiving import Identity, Receiving
+from diptych_kvlink.tcp_callers import Callers
+from diptych_kvlink.tcp_listening import Listening, listen, stop_listening
+from diptych_kvlink.tcp_receiving import Guard, Identity, Receiving, TurnedDown
 from diptych_kvlink.tcp_stream import TcpStream
 from diptych_kvlink.tcp_wire import KEY_BYTES, Garbled, Verdict
+from diptych_kvlink.tls_stream import TlsStream, Untrusted
 
 KIND = "tcp"
 log = logging.getLogger("diptych.kvlink")
 
-_BACKLOG = 16
-_MOST_WRITERS = 256
-_MOST_STRANGERS = 16
-"""Connections that have not said who they are."""
 _JOIN_S = 2.0
 _PAUSE_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Where to listen, and how patient to be."""
-
-    host: str
-    port: int
-    stall_s: float
-    host_id: str
-    """The machine, for an endpoint that is reachable from nowhere else."""
+_MOST_THREADS = 512
+"""Connections of any sort: all that may be let in, and as many that are leaving."""
+_TURNED_DOWN = {
+    Verdict.TOO_MANY: TurnedAway.CROWDED,
+    Verdict.OTHER_CERTIFICATE: TurnedAway.OTHER_CERTIFICATE,
+}
 
 
 class TcpTarget:
@@ -52,26 +52,34 @@ class TcpTarget:
         name: The reader's incarnation.
         slots: The memory to receive into; it outlives this object only if others hold it.
         slot_bytes: Length of each.
-        listening: Where.
+        listening: Where, and whether with TLS.
+        guard: Who checks tickets and counts what is refused.
 
     Raises:
-        Permanent: it cannot listen there.
+        Permanent: it cannot, or must not, listen there.
     """
 
     def __init__(
-        self, name: str, slots: Sequence[memoryview], *, slot_bytes: int, listening: Listening
+        self,
+        name: str,
+        slots: Sequence[memoryview],
+        *,
+        slot_bytes: int,
+        listening: Listening,
+        guard: Guard,
     ) -> None:
         self._stall_s = listening.stall_s
         self._gates = SlotGates(slots)
         self._identity = Identity(name, slot_bytes, secrets.token_bytes(KEY_BYTES))
+        self._guard = guard
+        self._callers = Callers()
         self._lock = threading.Lock()
-        self._strangers: set[TcpStream] = set()
-        self._writers: dict[Incarnation, TcpStream] = {}
-        self._lost: set[Incarnation] = set()
         self._threads: set[threading.Thread] = set()
         self._closing = False
+        own = LinkIdentity() if listening.tls else None
+        self._pins = Pins(own) if own is not None else None
         host = announced_host(listening.host)
-        self._listener = _listen(listening.host, listening.port)
+        self._listener = listen(listening)
         port = self._listener.getsockname()[1]
         address = TcpAddress(host, port, name, self._identity.key)
         self._endpoint = LinkEndpoint(
@@ -80,6 +88,7 @@ class TcpTarget:
             address=str(address),
             slots=len(slots),
             slot_bytes=slot_bytes,
+            certificate=own.certificate if own is not None else b"",
         )
         self._accepting = threading.Thread(target=self._accept, name="kv-accept", daemon=True)
         self._accepting.start()
@@ -94,9 +103,18 @@ class TcpTarget:
         """Always: see the module."""
         return True
 
-    def admit(self, slot: int, generation: int, writer: Incarnation | None = None) -> None:
-        """From now on let in only `writer`, under `generation`; 0 lets nobody in."""
-        self._gates.set(slot, generation, writer)
+    def admit(
+        self,
+        slot: int,
+        generation: int,
+        writer: Incarnation | None = None,
+        transfer_id: TransferId | None = None,
+    ) -> None:
+        """From now on let in only `writer`, for that transfer; 0 lets nobody in."""
+        holder = None
+        if writer is not None and transfer_id is not None:
+            holder = Holder(writer, transfer_id)
+        self._gates.set(slot, generation, holder)
 
     def view(self, slot: int, n_bytes: int) -> memoryview:
         """The first `n_bytes` of a slot, read-only."""
@@ -106,24 +124,23 @@ class TcpTarget:
         """Always, once the slot is closed."""
         return True
 
-    def expect(self, writer: Incarnation) -> None:
-        """A new ticket for `writer`: what it lost before does not count."""
-        with self._lock:
-            self._lost.discard(writer)
+    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+        """A new ticket for `writer`, who will show `certificate`. Raises `Refused`."""
+        if self._pins is not None:
+            self._pins.pin(writer, certificate)
+        self._callers.expect(writer)
 
     def is_dead(self, writer: Incarnation) -> bool:
         """Whether `writer` was connected and is no more."""
-        return writer in self._lost
+        return self._callers.is_lost(writer)
 
     def close(self) -> None:
         """Stop listening, end every connection, let the memory go. Idempotent."""
         with self._lock:
             self._closing = True
-            streams = [*self._strangers, *self._writers.values()]
             threads = [self._accepting, *self._threads]
-        _stop_listening(self._listener)
-        for stream in streams:
-            stream.hang_up()
+        stop_listening(self._listener)
+        self._callers.hang_up()
         for thread in threads:
             thread.join(_JOIN_S)
         self._listener.close()
@@ -141,91 +158,76 @@ class TcpTarget:
             self._begin(sock, f"{address[0]}:{address[1]}")
 
     def _begin(self, sock: socket.socket, peer: str) -> None:
-        try:
-            stream = TcpStream(sock, stall_s=self._stall_s)
-        except OSError:  # It has left already.
-            sock.close()
-            return
         thread = threading.Thread(
-            target=self._serve, args=(stream, peer), name="kv-receive", daemon=True
+            target=self._serve, args=(sock, peer), name="kv-receive", daemon=True
         )
         with self._lock:
-            welcome = not self._closing and len(self._strangers) < _MOST_STRANGERS
+            welcome = not self._closing and len(self._threads) < _MOST_THREADS
             if welcome:
-                self._strangers.add(stream)
                 self._threads.add(thread)
                 thread.start()
         if not welcome:
-            log.warning("kv link: too many unknown connections; %s is cut off", peer)
+            self._crowded()
+            sock.close()
+
+    def _serve(self, sock: socket.socket, peer: str) -> None:
+        try:
+            stream = self._stream(sock)
+        except OSError:  # It has left already.
+            sock.close()
+        else:
+            self._receive(stream, peer)
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _receive(self, stream: TcpStream, peer: str) -> None:
+        try:
+            if not self._callers.arrived(stream):
+                self._crowded()
+            self._attend(stream, peer)
+        finally:
+            self._callers.left(stream)
             stream.close()
 
-    def _serve(self, stream: TcpStream, peer: str) -> None:
-        who = peer
+    def _stream(self, sock: socket.socket) -> TcpStream:
+        if self._pins is None:
+            return TcpStream(sock, stall_s=self._stall_s)
+        return TlsStream(sock, self._pins.context(), calls=False, stall_s=self._stall_s)
+
+    def _attend(self, stream: TcpStream, peer: str) -> None:
+        """One connection until it ends; whatever it does harms nobody else."""
+        who, certificate = peer, b""
 
         def greeted(writer: Incarnation) -> Verdict:
             nonlocal who
+            if self._pins is not None and not self._pins.is_shown_by(writer, certificate):
+                return Verdict.OTHER_CERTIFICATE
             who = f"{writer} at {peer}"
-            return self._let_in(writer, stream)
+            return self._callers.let_in(writer, stream)
 
         try:
-            Receiving(stream, self._gates, self._identity, greeted=greeted).run()
+            until_s = stream.deadline_s(0)  # Of all that a stranger has to say.
+            if isinstance(stream, TlsStream):
+                certificate = stream.shake_hands(until_s)
+            receiving = Receiving(stream, self._gates, self._identity, self._guard, greeted=greeted)
+            receiving.run(until_s)
             log.info("kv link: %s has left", who)
+        except Untrusted as err:
+            self._cut_off(who, err.reason, err)
+        except TurnedDown as err:
+            self._cut_off(who, _TURNED_DOWN.get(err.verdict, TurnedAway.OTHER_PEER), err)
         except Garbled as err:
-            log.warning("kv link: %s is cut off: %s", who, err)
+            self._cut_off(who, TurnedAway.GARBLED, err)
         except LinkBroken as err:
             if not self._closing:
-                log.warning("kv link: %s is cut off: %s", who, err)
-        finally:
-            self._forget(stream)
-            stream.close()
+                self._cut_off(who, TurnedAway.SILENT if who == peer else None, err)
 
-    def _let_in(self, writer: Incarnation, stream: TcpStream) -> Verdict:
-        """A writer has one connection: its newest."""
-        with self._lock:
-            self._strangers.discard(stream)
-            if len(self._writers) >= _MOST_WRITERS and writer not in self._writers:
-                return Verdict.TOO_MANY
-            older = self._writers.get(writer)
-            if older is not None:
-                older.hang_up()
-            self._writers[writer] = stream
-            self._lost.discard(writer)
-            return Verdict.WELCOME
+    def _cut_off(self, who: str, reason: TurnedAway | None, err: Exception) -> None:
+        if reason is not None:
+            self._guard.tally.add(reason)
+        log.warning("kv link: %s is cut off: %s", who, err)
 
-    def _forget(self, stream: TcpStream) -> None:
-        with self._lock:
-            self._strangers.discard(stream)
-            self._threads.discard(threading.current_thread())
-            for writer, current in tuple(self._writers.items()):
-                if current is stream:
-                    del self._writers[writer]
-                    self._lost.add(writer)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as err:
-        raise Permanent(f"cannot listen on {host}:{port} for KV: {err.strerror}") from err
-    return listener
-
-
-def _stop_listening(listener: socket.socket) -> None:
-    """Wake the thread in `accept`."""
-    try:
-        listener.shutdown(socket.SHUT_RDWR)
-    except OSError:  # Not on Linux: a last connection wakes it.
-        try:
-            socket.create_connection(listener.getsockname()[:2], timeout=1).close()
-        except OSError:
-            return
+    def _crowded(self) -> None:
+        self._guard.tally.add(TurnedAway.CROWDED)
+        log.warning("kv link: too many unknown connections; the oldest is cut off")

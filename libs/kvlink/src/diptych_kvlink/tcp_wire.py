@@ -3,12 +3,13 @@
     writer → reader   hello    magic and version, slot size, lengths of two names, key; the names:
                                who writes, and which reader it means
     reader → writer   welcome  magic and version, a verdict; any but WELCOME is the end
-    writer → reader   batch    mark, number, count; for each block slot, generation, bytes; then
-                               the blocks themselves
-    reader → writer   ack      mark, number, count; for each block a byte: stored, or slot closed
+    writer → reader   batch    mark, number, count, length of a ticket's seal; the seal; for each
+                               block slot, generation, bytes; then the blocks themselves
+    reader → writer   ack      mark, number, count; for each block a byte: stored, or why not
 
 An ack answers one batch, when its last byte lies in its slot. Whatever does not parse, or names a
-slot or size that cannot be, is `Garbled`: the connection is cut.
+slot or size that cannot be, is `Garbled`: the connection is cut. All of it goes through TLS 1.3,
+unless that was turned off (`links`).
 """
 
 import struct
@@ -18,19 +19,22 @@ from enum import IntEnum
 
 from diptych_contracts.errors import Incompatible
 from diptych_contracts.ids import Incarnation
+from diptych_contracts.tickets import TicketFault
 from diptych_contracts.transfers import SlotRef
 
 MAGIC, ANSWER_MAGIC = b"DPTYKVL", b"DPTYKVR"
 """Two, so that a connection that met itself is not taken for a welcome."""
-VERSION = 1
+VERSION = 2
 KEY_BYTES = 16
 MAX_BLOCKS = 256
 """Blocks in one batch."""
+MAX_SEAL_BYTES = 4096
+"""They have some 300."""
 _MAX_NAME_BYTES = 128
 
 HELLO = struct.Struct("<7sBIHH16s")
 WELCOME = struct.Struct("<7sBB")
-BATCH = struct.Struct("<4sIH")
+BATCH = struct.Struct("<4sIHH")
 ENTRY = struct.Struct("<IQI")
 ACK = struct.Struct("<4sIH")
 _BATCH_MARK, _ACK_MARK = b"BLKS", b"ACKS"
@@ -44,11 +48,13 @@ class Verdict(IntEnum):
     """The reader's answer to a hello."""
 
     WELCOME = 0
-    OTHER_VERSION = 1
+    OTHER_VERSION = 2
     OTHER_READER = 2
     WRONG_KEY = 3
     OTHER_SLOT_SIZE = 4
     TOO_MANY = 5
+    OTHER_CERTIFICATE = 6
+    """It names a writer that was announced with another one."""
 
 
 class Stored(IntEnum):
@@ -56,7 +62,25 @@ class Stored(IntEnum):
 
     STORED = 0
     CLOSED = 1
-    """Its slot is not open to this writer under this generation."""
+    """Its slot is not open under this generation."""
+    NO_TICKET = 2
+    ALTERED_TICKET = 3
+    EXPIRED_TICKET = 4
+    OTHER_WRITER = 5
+    """The slot, or the ticket, is another writer's."""
+    OTHER_TRANSFER = 6
+    """The slot is another transfer's than the ticket's."""
+
+
+FAULTS = {
+    Stored.CLOSED: TicketFault.USED,
+    Stored.NO_TICKET: TicketFault.MISSING,
+    Stored.ALTERED_TICKET: TicketFault.ALTERED,
+    Stored.EXPIRED_TICKET: TicketFault.EXPIRED,
+    Stored.OTHER_WRITER: TicketFault.WRITER,
+    Stored.OTHER_TRANSFER: TicketFault.REQUEST,
+}
+"""What is wrong with the ticket of a block that was not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +142,19 @@ def check_welcome(data: bytes, where: str) -> None:
         raise Incompatible(f"{where} (version {version}) turned this writer away: {why}")
 
 
-def pack_batch(number: int, blocks: Sequence[tuple[SlotRef, int]]) -> bytes:
-    """The head of a batch: its blocks follow."""
+def pack_batch(number: int, blocks: Sequence[tuple[SlotRef, int]], seal: bytes = b"") -> bytes:
+    """The head of a batch, written under the ticket of `seal`: its blocks follow."""
     entries = (ENTRY.pack(ref.slot, ref.generation, n_bytes) for ref, n_bytes in blocks)
-    return b"".join((BATCH.pack(_BATCH_MARK, number, len(blocks)), *entries))
+    head = BATCH.pack(_BATCH_MARK, number, len(blocks), len(seal))
+    return b"".join((head, seal, *entries))
 
 
-def unpack_batch(head: bytes) -> tuple[int, int]:
-    """A batch's number and its count of blocks. Raises `Garbled`."""
-    mark, number, count = BATCH.unpack(head)
-    if mark != _BATCH_MARK or not 0 < count <= MAX_BLOCKS:
+def unpack_batch(head: bytes) -> tuple[int, int, int]:
+    """A batch's number, its count of blocks and its seal's length. Raises `Garbled`."""
+    mark, number, count, seal_bytes = BATCH.unpack(head)
+    if mark != _BATCH_MARK or not 0 < count <= MAX_BLOCKS or seal_bytes > MAX_SEAL_BYTES:
         raise Garbled(f"expected a batch of 1 to {MAX_BLOCKS} blocks, got {bytes(head)!r}")
-    return number, count
+    return number, count, seal_bytes
 
 
 def unpack_entries(data: bytes, *, slots: int, slot_bytes: int) -> list[tuple[SlotRef, int]]:

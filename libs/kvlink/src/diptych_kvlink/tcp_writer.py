@@ -1,10 +1,13 @@
 """The `tcp` link, writer's side: one connection to one reader, opened when first needed.
 
+Through TLS it shows its process's certificate, and talks to nobody but who shows the endpoint's.
+
 A block's buffer is private memory, so a frozen writer, or one whose transfer was given up, holds
 nothing of the reader's. It lives as long as somebody looks at it: the engine, or a send under way.
 """
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -12,21 +15,44 @@ from collections.abc import Sequence
 from diptych_contracts.errors import Incompatible, LinkBroken, Refused
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.tickets import TicketFault
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
 from diptych_kvlink import tcp_wire as wire
+from diptych_kvlink.link_identity import LinkIdentity
+from diptych_kvlink.sealing import BadTicket
 from diptych_kvlink.tcp_address import TcpAddress
 from diptych_kvlink.tcp_stream import TcpStream
+from diptych_kvlink.tls_stream import TlsStream
 
 _RETRY_S = 0.25
 """After a failure nothing is tried for this long, so that all who wait fail together."""
 _MOST_IN_KERNEL_BYTES = 8_000_000
 """What the two socket buffers hold of a batch that was sent."""
+_RENEW_BYTES = 256_000_000_000
+"""One key of AES-GCM is good for 2^24.5 records of 16 KiB (RFC 8446, 5.5): then a new handshake."""
 
 
 class TcpWriter:
-    """The writer's side of one endpoint. `close` from the link's thread, or after it."""
+    """The writer's side of one endpoint. `close` from the link's thread, or after it.
 
-    def __init__(self, endpoint: LinkEndpoint, writer: Incarnation, *, stall_s: float) -> None:
+    Args:
+        endpoint: The reader's; with a certificate, TLS is spoken.
+        writer: This process.
+        stall_s: As of `TcpStream`.
+        identity: What this process shows there, as announced in its `Reserve`.
+    """
+
+    def __init__(
+        self,
+        endpoint: LinkEndpoint,
+        writer: Incarnation,
+        *,
+        stall_s: float,
+        identity: LinkIdentity | None = None,
+    ) -> None:
+        self._identity = identity
+        self._certificate = endpoint.certificate
+        self._crossed_bytes = 0
         self._address = TcpAddress.parse(endpoint.address)
         self._slots = endpoint.slots
         self._slot_bytes = endpoint.slot_bytes
@@ -53,29 +79,27 @@ class TcpWriter:
             LinkBroken: nobody answers, or it failed a moment ago.
             Incompatible: who answers is not the reader of this endpoint.
         """
-        if self.is_ready:
+        if self.is_ready and self._crossed_bytes < _RENEW_BYTES:
             return
-        self._drop()
         if self._closed:
+            self._drop()
             raise LinkBroken("the link is closed")
         if self._failed_s is not None and time.monotonic() < self._failed_s + _RETRY_S:
+            self._drop()
             raise LinkBroken(f"{self._address.where} failed a moment ago")
-        stream = self._call()
         try:
-            self._greet(stream)
-        except wire.Garbled as err:
-            self._failed_s = time.monotonic()
-            stream.close()
-            raise Incompatible(str(err)) from err
+            stream = self._call()
         except (LinkBroken, Incompatible):
             self._failed_s = time.monotonic()
-            stream.close()
+            self._drop()
             raise
-        self._failed_s = None
+        self._failed_s, self._crossed_bytes = None, 0
         with self._lock:
-            self._stream = stream
+            older, self._stream = self._stream, stream
             if self._closed:
                 stream.hang_up()
+        if older is not None:  # Only now: one that ends unreplaced ends this writer's tickets.
+            older.close()
 
     def buffer(self, ref: SlotRef) -> memoryview:
         """Fresh private memory for one block."""
@@ -85,15 +109,20 @@ class TcpWriter:
             raise Refused(RefusalReason.UNKNOWN_TICKET, f"the pool has no slot {ref.slot}")
         return memoryview(bytearray(self._slot_bytes))
 
-    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]]) -> None:
-        """Send blocks as one batch; connects first if need be. Raises `LinkBroken`."""
+    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]], seal: bytes = b"") -> None:
+        """Send blocks as one batch, under the ticket of `seal`; connects first if need be.
+
+        Raises:
+            LinkBroken, Incompatible: as `connect`; or the connection failed.
+        """
         self.connect()
         stream = self._stream
         assert stream is not None
         self._batch = (self._batch + 1) & 0xFFFFFFFF
         self._refs = [ref for ref, _ in blocks]
         self._sent_bytes = sum(len(data) for _, data in blocks)
-        head = wire.pack_batch(self._batch, [(ref, len(data)) for ref, data in blocks])
+        self._crossed_bytes += self._sent_bytes
+        head = wire.pack_batch(self._batch, [(ref, len(data)) for ref, data in blocks], seal)
         try:
             stream.send_all([head, *(data for _, data in blocks)])
         except LinkBroken as err:
@@ -104,19 +133,18 @@ class TcpWriter:
 
         Raises:
             LinkBroken: there is none in time, or none that makes sense.
-            Refused: a slot was closed to this writer.
+            Refused: a slot was closed to this writer, or its ticket does not count.
         """
         stream = self._stream
         if stream is None:
             raise LinkBroken("the link is closed")
         try:
             answers = self._ack(stream)
-        except (LinkBroken, wire.Garbled) as err:
+        except (LinkBroken, Incompatible, wire.Garbled) as err:
             raise self._broken(err) from err
         for ref, stored in zip(self._refs, answers, strict=True):
             if stored != wire.Stored.STORED:
-                detail = f"slot {ref.slot} is closed for generation {ref.generation}"
-                raise Refused(RefusalReason.UNKNOWN_TICKET, detail)
+                raise _refused(ref, stored)
 
     def stop(self, ref: SlotRef) -> None:
         """Nothing to say: the buffer was never the reader's."""
@@ -133,20 +161,48 @@ class TcpWriter:
         self._drop()
 
     def _call(self) -> TcpStream:
-        address = (self._address.host, self._address.port)
+        """A connection to the reader that has let this writer in."""
+        where, context = self._address.where, self._context()
         try:
-            sock = socket.create_connection(address, timeout=self._stall_s)
+            sock = socket.create_connection(
+                (self._address.host, self._address.port), timeout=self._stall_s
+            )
+            if context is None:
+                stream = TcpStream(sock, stall_s=self._stall_s)
+            else:
+                stream = TlsStream(sock, context, calls=True, stall_s=self._stall_s)
         except (OSError, UnicodeError) as err:  # the latter for a host that cannot be one
-            self._failed_s = time.monotonic()
             why = getattr(err, "strerror", None) or str(err)
-            raise LinkBroken(f"cannot connect to {self._address.where}: {why}") from err
-        return TcpStream(sock, stall_s=self._stall_s)
+            raise LinkBroken(f"cannot connect to {where}: {why}") from err
+        try:
+            self._greet(stream)
+        except wire.Garbled as err:
+            stream.close()
+            raise Incompatible(str(err)) from err
+        except Incompatible as err:
+            stream.close()
+            raise Incompatible(f"{self._address.reader} at {where}: {err}") from err
+        except LinkBroken:
+            stream.close()
+            raise
+        return stream
+
+    def _context(self) -> ssl.SSLContext | None:
+        """What TLS needs; None without."""
+        if not self._certificate:
+            return None
+        if self._identity is None:
+            self._identity = LinkIdentity()
+        return self._identity.calling(self._certificate)
 
     def _greet(self, stream: TcpStream) -> None:
         address = self._address
+        until_s = stream.deadline_s(0)
+        if isinstance(stream, TlsStream) and stream.shake_hands(until_s) != self._certificate:
+            raise Incompatible("shows another certificate than its endpoint names")
         hello = wire.Hello(self._writer, address.reader, self._slot_bytes, address.key)
         stream.send_all([hello.pack()])
-        answer = stream.receive(wire.WELCOME.size, stream.deadline_s(0))
+        answer = stream.receive(wire.WELCOME.size, until_s)
         wire.check_welcome(answer, address.where)
 
     def _ack(self, stream: TcpStream) -> bytes:
@@ -170,3 +226,9 @@ class TcpWriter:
             stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
+
+
+def _refused(ref: SlotRef, answer: int) -> Refused:
+    known = answer in tuple(wire.Stored)
+    fault = wire.FAULTS[wire.Stored(answer)] if known else TicketFault.ALTERED
+    return BadTicket(fault, f"slot {ref.slot} is closed for generation {ref.generation}")

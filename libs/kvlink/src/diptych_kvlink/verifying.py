@@ -13,9 +13,9 @@ from enum import StrEnum
 import xxhash
 
 from diptych_contracts.cards import KvLayout
-from diptych_contracts.errors import Incompatible, Refused, Unverified
+from diptych_contracts.errors import Incompatible, Unverified
 from diptych_contracts.ids import TransferId, transfer_id
-from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation, RefusalReason
+from diptych_contracts.jobs import BlockDigest, Generation
 from diptych_kvlink.ledger import Transfer
 
 
@@ -67,20 +67,6 @@ def ticket_id(generation: Generation) -> TransferId:
 def block_spans(tokens: int, block_tokens: int) -> list[tuple[int, int]]:
     """The positions [p0, p1) of each block that together hold `tokens` tokens."""
     return [(p0, min(p0 + block_tokens, tokens)) for p0 in range(0, tokens, block_tokens)]
-
-
-def check_holder(transfer: Transfer, job: DecodeJob) -> None:
-    """Raise `Refused` (`unknown_ticket`) unless the ticket was given for exactly this job."""
-    if job.transfer_id != ticket_id(job.generation):
-        raise Refused(
-            RefusalReason.UNKNOWN_TICKET,
-            f"{job.transfer_id} is not the ticket of {ticket_id(job.generation)}",
-        )
-    if job.prefill_worker != transfer.writer:
-        raise Refused(
-            RefusalReason.UNKNOWN_TICKET,
-            f"{job.transfer_id} was given to {transfer.writer}, not to {job.prefill_worker}",
-        )
 
 
 def check_context(transfer: Transfer, salt: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint, Ticket
+from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, announce, link_thread, open_link
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.port import LinkWriter
@@ -43,9 +44,15 @@ class WriterLinks:
         self.writer = writer
         self._settings = settings
         self._clock = clock
+        self._identity = LinkIdentity()
         self._presence = announce(writer, settings)
         self._links: dict[LinkEndpoint, _Opened] = {}
         self._left: list[Executor] = []
+
+    @property
+    def certificate(self) -> bytes:
+        """What this process shows where a link speaks TLS: for its `Reserve`."""
+        return self._identity.certificate
 
     def open(self, endpoint: LinkEndpoint) -> LinkWriter:
         """The link to `endpoint`, opened once. Raises `Incompatible`.
@@ -102,6 +109,8 @@ class WriterLinks:
             for known, opened in tuple(self._links.items()):
                 if opened.link.reader_is_gone():
                     self.leave(known)
-            link = open_link(endpoint, writer=self.writer, settings=self._settings)
+            link = open_link(
+                endpoint, writer=self.writer, settings=self._settings, identity=self._identity
+            )
             self._links[endpoint] = _Opened(link, link_thread(link, self._settings))
         return self._links[endpoint]

@@ -141,7 +141,7 @@ class TransferMetrics:
         self.outcomes = counter("kv_transfers_total", "Transfers ended.", "link", "outcome")
         self.refused = counter(
             "kv_refused_total",
-            "Reservations and hand-offs that the decode worker refused, by reason.",
+            "Reservations, hand-offs, writes and connections a worker refused, by reason.",
             "reason",
         )
         self.slots = gauge("kv_transfer_slots", "Block slots in all.")

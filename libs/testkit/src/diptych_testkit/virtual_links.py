@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from diptych_contracts.errors import Incompatible, LinkBroken, Refused
-from diptych_contracts.ids import Incarnation
+from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
 from diptych_kvlink.lockfile import host_id
@@ -122,7 +122,13 @@ class VirtualTarget:
             slot_bytes=len(slots[0]),
         )
 
-    def admit(self, slot: int, generation: int, writer: Incarnation | None = None) -> None:
+    def admit(
+        self,
+        slot: int,
+        generation: int,
+        writer: Incarnation | None = None,
+        transfer_id: TransferId | None = None,
+    ) -> None:
         self.gates[slot] = (generation, writer)
 
     def is_open(self, ref: SlotRef, writer: Incarnation) -> bool:
@@ -135,7 +141,7 @@ class VirtualTarget:
     def is_idle(self, ref: SlotRef) -> bool:
         return self.marks[ref.slot] != ref.generation
 
-    def expect(self, writer: Incarnation) -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
         if self._network.lives(writer):
             self._expected[writer] = None
 
@@ -186,7 +192,7 @@ class VirtualWriter:
         target.marks[ref.slot] = ref.generation
         return memoryview(target.slots[ref.slot])
 
-    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]]) -> None:
+    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]], seal: bytes = b"") -> None:
         if self._network.weather.breaks():
             self._connected = self._endpoint.kind == SHM
             raise LinkBroken(f"the link to {self._endpoint.address} broke")

@@ -152,7 +152,12 @@ def _links(
 ) -> tuple[IncomingTransfers, WriterLinks]:
     """Both ends of the KV links."""
     link_settings = LinkSettings(
-        kinds=settings.links, host=settings.kv_host, port=settings.kv_port, adapter=on.links
+        kinds=settings.links,
+        host=settings.kv_host,
+        port=settings.kv_port,
+        tls=settings.kv_tls == "required",
+        clock=member.now_s,
+        adapter=on.links,
     )
     incoming = IncomingTransfers(
         on.engine.spec.layout,

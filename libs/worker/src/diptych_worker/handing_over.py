@@ -35,12 +35,14 @@ from diptych_contracts.transfers import (
 )
 from diptych_contracts.wire import Message
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
+from diptych_kvlink.agreement import check_ticket
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.verifying import context_salt
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_telemetry import logger, names, tracer
 from diptych_worker.attempts import Attempt
 from diptych_worker.metering import WorkerMetrics
+from diptych_worker.taking_over import context_tokens
 
 log = logger("worker")
 spans = tracer("worker")
@@ -131,22 +133,23 @@ class HandOver:
         return await self._open_over(job.next_link, attempt, job)
 
     async def _open_over(self, link: str, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
-        sent_s = self._now_s()
+        sent_s, reserve = self._now_s(), self._wanted(job, link)
         with spans.start_as_current_span(names.KV_RESERVE) as span:
             span.set_attribute(names.LINK, link)
             span.set_attribute(names.LINK_FELL_BACK, link != job.link)
             try:
-                ticket = await self._reserve(job, link)
+                ticket = await self._reserve(job, reserve)
             except Refused as err:
                 span.set_attribute(names.KV_REFUSED, str(err.reason))
                 raise
             attempt.link = link
+            check_ticket(ticket, reserve, tokens=context_tokens(job.generation))
             salt = context_salt(job.generation, self._engine.spec.fingerprint.base)
             return await self._links.transfer(ticket, sent_s=sent_s, salt=salt)
 
-    async def _reserve(self, job: PrefillJob, link: str) -> Ticket:
+    def _wanted(self, job: PrefillJob, link: str) -> Reserve:
         generation, spec = job.generation, self._engine.spec
-        reserve = Reserve(
+        return Reserve(
             transfer_id=_transfer_id(generation),
             generation=generation,
             prefill_worker=self._links.writer,
@@ -154,7 +157,10 @@ class HandOver:
             layout=spec.layout,
             fingerprint=spec.fingerprint,
             lease_ms=job.first_token_ms + int(self._within_s(job) * 1000) + _LEASE_MARGIN_MS,
+            certificate=self._links.certificate,
         )
+
+    async def _reserve(self, job: PrefillJob, reserve: Reserve) -> Ticket:
         answer: ReserveAnswer = await self._ask(
             subjects.kv(job.decode_worker, "reserve"),
             reserve,
@@ -179,6 +185,7 @@ class HandOver:
             written_s = self._now_s() - ended_s
             n_bytes = sum(digest.n_bytes for digest in digests)
             span.set_attribute(names.LINK, transfer.kind)
+            span.set_attribute(names.LINK_TLS, transfer.encrypted)
             span.set_attribute(names.TRANSFER_BYTES, n_bytes)
             span.set_attribute(names.TRANSFER_BLOCKS, len(digests))
             decode = DecodeJob(
@@ -188,6 +195,7 @@ class HandOver:
                 first_ids=news.token_ids,
                 first_logprobs=news.logprobs,
                 blocks=digests,
+                seal=transfer.seal,
                 report=msgspec.structs.replace(
                     attempt.report(ended_s),
                     transfer_ms=round(written_s * 1000, 3),
@@ -197,7 +205,7 @@ class HandOver:
             subject = subjects.job(job.decode_worker)
             answer: JobAnswer = await self._ask(subject, decode, JobAnswer, within_s=within_s)
             if isinstance(answer, JobRefused):
-                span.set_attribute(names.KV_REFUSED, str(answer.reason))
+                span.set_attribute(names.KV_REFUSED, str(answer.fault or answer.reason))
         if isinstance(answer, JobRefused):
             raise Refused(answer.reason, answer.detail, by=job.decode_worker)
         self._metrics.handed_over(

@@ -2,13 +2,15 @@
 
 from diptych_contracts.fleet import WorkerLoad
 from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.tickets import TicketFault
 from diptych_engine.port import EngineSpec, Phase, StepReport
+from diptych_kvlink.tallying import TurnedAway
 from diptych_kvlink.verifying import Mismatch
 from diptych_telemetry.metrics import power, transfers
 from diptych_telemetry.worker_metrics import steps, vllm
 from diptych_worker.attempts import Attempt
 
-REFUSALS = (*RefusalReason, *Mismatch)
+REFUSALS = (*RefusalReason, *Mismatch, *TicketFault, *TurnedAway)
 """Known from the start, so that an alert sees the first one."""
 
 
@@ -87,9 +89,9 @@ class WorkerMetrics:
         self._transfers.slots.set(total)
         self._transfers.slots_quarantined.set(quarantined)
 
-    def kv_refused(self, reason: str) -> None:
-        """A reservation or a hand-off was refused here."""
-        self._transfers.refused.labels(reason).inc()
+    def kv_refused(self, reason: str, count: int = 1) -> None:
+        """A reservation, a hand-off, a write or a connection was refused here."""
+        self._transfers.refused.labels(reason).inc(count)
 
     def not_handed_over(self, link: str) -> None:
         """A transfer ended without its peer taking over."""

@@ -28,6 +28,7 @@ from diptych_contracts.jobs import (
 )
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey
+from diptych_kvlink.sealing import BadTicket
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_policy.overtaken import Rounds
 from diptych_telemetry import logger
@@ -301,4 +302,5 @@ def _refused(key: SequenceKey, err: Refused | Unverified) -> JobRefused:
         attempt=key.attempt,
         reason=RefusalReason(reason),
         detail=str(err),
+        fault=err.fault if isinstance(err, BadTicket) else None,
     )

@@ -52,6 +52,9 @@ class WorkerSettings(ServiceSettings):
     """Address the tcp link listens on; a wildcard announces this machine's own address."""
     kv_port: int = 0
     """0 takes a free one."""
+    kv_tls: Literal["required", "off"] = "required"
+    """Whether KV crosses tcp through mutual TLS 1.3 and not otherwise; `off` is for networks that
+    nobody else reaches, and goes with a `kv_host` that is no wildcard."""
     drain_s: float = 60.0
     device_watts: float = 300.0
     """Board power of the simulated device."""

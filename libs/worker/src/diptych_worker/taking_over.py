@@ -17,6 +17,7 @@ from diptych_contracts.transfers import (
 from diptych_engine.port import KvBlock
 from diptych_kvlink.agreement import check_fingerprint
 from diptych_kvlink.incoming import IncomingTransfers
+from diptych_kvlink.sealing import BadTicket
 from diptych_policy.job_admission import JobAdmission, NotAdmitted
 from diptych_telemetry import logger, names, tracer
 from diptych_worker.metering import WorkerMetrics
@@ -120,7 +121,7 @@ class TakeOver:
         """The blocks of `job`, verified.
 
         Raises:
-            Refused: no such ticket.
+            Refused: it shows no ticket that counts here (`BadTicket` says why).
             Unverified: the blocks are not what was written; nothing may be decoded from them.
         """
         with spans.start_as_current_span(names.KV_VERIFY) as span:
@@ -130,12 +131,13 @@ class TakeOver:
                     job, tokens=context_tokens(job.generation), now_s=self._now_s()
                 )
             except (Refused, Unverified) as err:
-                span.set_attribute(names.KV_REFUSED, str(err.reason))
-                self._metrics.kv_refused(err.reason)
+                reason = err.fault if isinstance(err, BadTicket) else err.reason
+                span.set_attribute(names.KV_REFUSED, str(reason))
+                self._metrics.kv_refused(reason)
                 log.warning(
                     "kv_refused",
                     request_id=job.generation.request_id,
-                    reason=err.reason,
+                    reason=reason,
                     error=str(err),
                 )
                 if not self._incoming.is_open(job.transfer_id):
@@ -162,10 +164,12 @@ class TakeOver:
             self.forget(ticket)
 
     def sweep(self) -> None:
-        """Take overdue tickets back. On a timer of its own: it needs no traffic."""
+        """Take overdue tickets back, and count what the links refused. On a timer of its own."""
         for ended in self._incoming.sweep(self._now_s()):
             log.warning("ticket_expired", transfer_id=ended)
             self.forget(ended)
+        for reason, count in self._incoming.take_refusals().items():
+            self._metrics.kv_refused(reason, count)
 
     def forget(self, transfer_id: TransferId) -> None:
         """A ticket has ended before its job: give its seat back."""

@@ -1,6 +1,5 @@
-"""What crosses KV links: greetings, batches, reservations, addresses, and files of memory."""
+"""What workers tell each other of KV: reservations, jobs, addresses, and files of memory."""
 
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,20 +18,18 @@ from diptych_contracts.jobs import BlockDigest, DecodeJob
 from diptych_contracts.journal import Report
 from diptych_contracts.transfers import LinkEndpoint, Release, Reserve, SlotRef, Ticket
 from diptych_contracts.wire import decode, encode
-from diptych_kvlink import tcp_wire as wire
+from diptych_kvlink.agreement import check_ticket
 from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.links import SHM, LinkSettings, open_link
 from diptych_kvlink.lockfile import PREFIX, host_id, sweep_leftovers
 from diptych_kvlink.pool_file import PoolShape, map_pool
 from diptych_kvlink.shm import ShmPool
-from diptych_kvlink.slot_gates import SlotGates
 from diptych_kvlink.tcp_address import TcpAddress
-from diptych_kvlink.tcp_receiving import Identity, Receiving
-from diptych_kvlink.tcp_stream import TcpStream
 from diptych_testkit.builders import FINGERPRINT, a_generation
 from diptych_testkit.fuzzing.bending import NUMBERS, bent_bytes, bent_text, bent_tree
 from diptych_testkit.fuzzing.bus_parsers import message_kinds
 from diptych_testkit.fuzzing.cases import Parser
+from diptych_testkit.fuzzing.kv_wire_parsers import office
 
 _KEY = bytes(range(16))
 _SLOTS, _SLOT_BYTES, _BLOCK_TOKENS = 4, 256, 4
@@ -48,97 +45,11 @@ _WRITER = Incarnation("prefill-worker-1")
 
 def parsers() -> list[Parser]:
     """All of them."""
-    told = (DiptychError, wire.Garbled)
     return [
-        Parser(name="kv-frames", make=_session, read=_receive, told=told, cases=2000),
-        Parser(name="kv-answers", make=_answer, read=_read_answer, told=told, cases=15_000),
         Parser(name="kv-tickets", make=_messages, read=_transfers, cases=500),
         Parser(name="kv-addresses", make=_address, read=_open, cases=2500),
         Parser(name="kv-files", make=_pool_file, read=_map, cases=1500),
     ]
-
-
-def _session(rng: Random) -> bytes:
-    """What a writer says on a connection, bent."""
-    hello = wire.Hello(_WRITER, "reader-1", _SLOT_BYTES, _KEY).pack()
-    said = [hello]
-    for number in range(rng.randrange(4)):
-        blocks = [
-            (SlotRef(slot=rng.randrange(_SLOTS + 1), generation=rng.choice((0, 1, 7))), n_bytes)
-            for n_bytes in rng.choices((1, 17, _SLOT_BYTES), k=rng.randrange(1, 5))
-        ]
-        said.append(wire.pack_batch(number, blocks))
-        said += [rng.randbytes(n_bytes) for _, n_bytes in blocks]
-    if rng.random() < 0.5:
-        at = rng.randrange(len(said))
-        said[at] = bent_bytes(rng, said[at], said)
-        return b"".join(said)
-    data = b"".join(said)
-    return data if rng.random() < 0.2 else hello + bent_bytes(rng, data[len(hello) :], [data])
-
-
-def _connected() -> tuple[socket.socket, socket.socket]:
-    far = socket.create_connection(_listener().getsockname())
-    return _listener().accept()[0], far
-
-
-@cache
-def _listener() -> socket.socket:
-    return socket.create_server(("127.0.0.1", 0))
-
-
-def _receive(data: bytes) -> None:
-    """A whole connection; not one byte outside of the slot that is open."""
-    memory = bytearray(_SLOTS * _SLOT_BYTES)
-    whole = memoryview(memory)
-    slots = [whole[n * _SLOT_BYTES : (n + 1) * _SLOT_BYTES] for n in range(_SLOTS)]
-    gates = SlotGates(slots)
-    gates.set(1, 7, _WRITER)
-    near, far = _connected()
-    identity = Identity("reader-1", _SLOT_BYTES, _KEY)
-    stream = TcpStream(near, stall_s=1.0)
-    try:
-        far.sendall(data)
-        far.shutdown(socket.SHUT_WR)
-        Receiving(stream, gates, identity, greeted=lambda _: wire.Verdict.WELCOME).run()
-    finally:
-        stream.close()
-        far.close()
-        others = memory[:_SLOT_BYTES] + memory[2 * _SLOT_BYTES :]
-        assert not any(others), "bytes were written into a slot that is not open"
-
-
-def _answer(rng: Random) -> tuple[str, bytes]:
-    kind = rng.choice(("hello", "welcome", "batch", "ack"))
-    good = {
-        "hello": wire.Hello(_WRITER, "reader-1", _SLOT_BYTES, _KEY).pack(),
-        "welcome": wire.pack_welcome(wire.Verdict.WELCOME),
-        "batch": wire.pack_batch(1, [(SlotRef(slot=1, generation=7), 9)] * rng.randrange(1, 5)),
-        "ack": wire.pack_ack(1, [wire.Stored.STORED]),
-    }[kind]
-    return kind, bent_bytes(rng, good).ljust(64, b"\0")
-
-
-def _read_answer(case: tuple[str, bytes]) -> None:
-    """As the streams read: heads have their size."""
-    kind, data = case
-    match kind:
-        case "hello":
-            head, rest = data[: wire.HELLO.size], data[wire.HELLO.size :]
-            names = rest.ljust(256, b"x")[: wire.hello_names_bytes(head)]
-            hello = wire.unpack_hello(head, names)
-            Identity("reader-1", _SLOT_BYTES, _KEY).judge(hello)
-        case "welcome":
-            wire.check_welcome(data[: wire.WELCOME.size], "there")
-        case "batch":
-            _, blocks = wire.unpack_batch(data[: wire.BATCH.size])
-            entries = data[wire.BATCH.size :].ljust(blocks * wire.ENTRY.size, b"\1")
-            found = wire.unpack_entries(
-                entries[: blocks * wire.ENTRY.size], slots=_SLOTS, slot_bytes=_SLOT_BYTES
-            )
-            assert len(found) == blocks
-        case _:
-            wire.unpack_ack(data[: wire.ACK.size])
 
 
 @cache
@@ -154,7 +65,7 @@ _numbers: Iterator[int] = count()
 
 
 def _settings() -> LinkSettings:
-    return LinkSettings(kinds=(SHM,), directory=_folder(), stall_s=0.2)
+    return LinkSettings(kinds=(SHM,), directory=_folder(), tls=False, stall_s=0.2)
 
 
 def _reserve() -> Reserve:
@@ -183,6 +94,12 @@ def _job() -> DecodeJob:
     )
 
 
+def _sealed_job() -> DecodeJob:
+    """One whose ticket somebody else has sealed."""
+    seal = office().seal(a_generation("r1"), _WRITER, slots=bytes(32), deadline_s=9.0)
+    return msgspec.structs.replace(_job(), seal=seal)
+
+
 def _bent(rng: Random, message: Any, names: tuple[str, ...]) -> Any:
     """`message` with other values of its types; itself if nobody could read it."""
     try:
@@ -200,7 +117,7 @@ def _messages(rng: Random) -> list[tuple[str, Any, int]]:
         kind = rng.choice(("reserve", "reserve", "claim", "release", "sweep"))
         good: Any = {
             "reserve": _reserve(),
-            "claim": _job(),
+            "claim": rng.choice((_job, _job, _sealed_job))(),
             "release": Release(transfer_id=transfer_id(RequestId("r1"), 1)),
             "sweep": None,
         }[kind]
@@ -240,8 +157,13 @@ def _take(
         case "reserve":
             ticket = incoming.reserve(message, tokens=tokens, now_s=now_s)
             assert isinstance(ticket, Ticket)
-            encode(ticket)
+            assert decode(encode(ticket), Ticket) == ticket
+            with suppress(DiptychError):
+                check_ticket(ticket, message, tokens=tokens)
         case "claim":
+            if message.seal is None:  # One that counts, so that the rest is looked at too.
+                ticket = incoming.reserve(_reserve(), tokens=3, now_s=now_s)
+                message = msgspec.structs.replace(message, seal=ticket.seal)
             incoming.claim(message, tokens=tokens, now_s=now_s)
         case "release":
             incoming.writer_stopped(message.transfer_id)
@@ -271,7 +193,7 @@ def _open(endpoint: LinkEndpoint) -> None:
     if endpoint.kind == "tcp":
         address = TcpAddress.parse(endpoint.address)
         assert TcpAddress.parse(str(address)) == address
-        assert address.key.hex() not in address.where or not address.key
+        assert address.key.hex() not in address.where or len(address.key) < len(_KEY)
         odd = not address.host.isascii() or len(address.host) > 63 or not address.host[:1].isalnum()
         if not (odd or address.host in ("127.0.0.1", "::1")):
             return
@@ -318,8 +240,10 @@ def _map(case: tuple[LinkEndpoint, bytes, str]) -> None:
         match kind:
             case "file":
                 path.write_bytes(data)
+                path.chmod(0o600)
             case "link":
                 target.write_bytes(data)
+                target.chmod(0o600)
                 path.symlink_to(target)
             case "folder":
                 path.mkdir()

@@ -7,12 +7,13 @@ from diptych_testkit.fuzzing import (
     gguf_parsers,
     http_parsers,
     kv_parsers,
+    kv_wire_parsers,
     text_parsers,
 )
 from diptych_testkit.fuzzing.cases import Parser
 
 PARSERS: Mapping[str, Parser] = {
     parser.name: parser
-    for room in (http_parsers, bus_parsers, kv_parsers, gguf_parsers, text_parsers)
+    for room in (http_parsers, bus_parsers, kv_parsers, kv_wire_parsers, gguf_parsers, text_parsers)
     for parser in room.parsers()
 }

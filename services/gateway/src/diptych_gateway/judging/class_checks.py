@@ -9,6 +9,7 @@ from diptych_gateway.judging.harmless import one_of, unsupported
 _TIERS = {
     "auto": PriorityClass.INTERACTIVE,
     "default": PriorityClass.INTERACTIVE,
+    "priority": PriorityClass.INTERACTIVE,
     "flex": PriorityClass.BATCH,
 }
 _DEFAULT_CLASS = PriorityClass.INTERACTIVE
