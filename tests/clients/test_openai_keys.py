@@ -36,7 +36,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveStack,
 def _key(live: LiveStack, role: str) -> str:
     command = ("-m", "diptych_cli", "keys", "create", "--role", role, "--json")
     done = subprocess.run(
-        [sys.executable, *command, "--url", live.nats.url],
+        [sys.executable, *command, "--nats-url", live.nats.url],
         capture_output=True,
         check=True,
         timeout=60,

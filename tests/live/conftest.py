@@ -4,6 +4,15 @@ from pathlib import Path
 import pytest
 
 from diptych_testkit.live_stack import LiveStack
+from diptych_testkit.markers import leaks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """After the last test the logs of all stacks are searched for what tests mark as secret."""
+    yield
+    found = [f"{path.name}: {line}" for path, line in leaks(tmp_path_factory.getbasetemp())]
+    assert not found, found
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.live
 
 COUNTS_WITHIN_S = 2.0
 """A change of a key, at every gateway."""
+COMPUTED = re.compile(r"^\S*prompt_tokens_total{[^}]*} (\S+)$", re.MULTILINE)
 PROMPT = "The lighthouse keeper climbs the stairs every night and tells the sea a story. " * 20
 
 
@@ -32,7 +34,14 @@ class Keyed:
 
     def diptych(self, *arguments: str) -> Any:
         """What a command prints, as JSON; raises if it fails."""
-        command = (sys.executable, "-m", "diptych_cli", *arguments, "--url", self.live.nats.url)
+        command = (
+            sys.executable,
+            "-m",
+            "diptych_cli",
+            *arguments,
+            "--nats-url",
+            self.live.nats.url,
+        )
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout) if "--json" in arguments else done.stdout
@@ -173,18 +182,33 @@ async def test_a_socket_by_header_and_by_subprotocol(keyed: Keyed, clients: Any)
             pass
 
 
+async def costing(keyed: Keyed, client: Any) -> tuple[Any, int]:
+    """An answer to the long prompt, and how many prompt tokens engines have computed for it."""
+
+    def computed() -> int:
+        pages = [p.page("/metrics").decode() for p in keyed.live.processes]
+        return sum(int(float(n)) for page in pages for n in COMPUTED.findall(page))
+
+    before = await asyncio.to_thread(computed)
+    answer = await chat(client, PROMPT)
+    after = await asyncio.to_thread(computed)
+    return answer, after - before
+
+
 async def test_tenants_share_neither_responses_nor_cached_prompts(
     keyed: Keyed, clients: Any
 ) -> None:
     mine, _ = await keyed.key("--tenant", "mine")
     theirs, _ = await keyed.key("--tenant", "theirs")
     me, they = clients(keyed.urls[0], mine), clients(keyed.urls[0], theirs)
-    first = await chat(me, PROMPT)
-    again = await chat(me, PROMPT)
-    others = await chat(they, PROMPT)
+    first, work = await costing(keyed, me)
+    again, less = await costing(keyed, me)
+    others, theirs_work = await costing(keyed, they)
     cached = [a.usage.prompt_tokens_details.cached_tokens for a in (first, again, others)]
     assert cached[1] > 100
     assert (cached[0], cached[2]) == (0, 0)
+    assert theirs_work == work == first.usage.prompt_tokens
+    assert less == work - cached[1]
     stored = await me.responses.create(model=MODEL, input="Hello", max_output_tokens=8)
     for attempt in (
         they.responses.retrieve(stored.id),

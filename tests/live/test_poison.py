@@ -63,7 +63,14 @@ class Fleet:
 
     def diptych(self, *arguments: str, code: int = 0) -> str:
         """What a command says."""
-        command = [sys.executable, "-m", "diptych_cli", *arguments, "--url", self.stack.nats.url]
+        command = [
+            sys.executable,
+            "-m",
+            "diptych_cli",
+            *arguments,
+            "--nats-url",
+            self.stack.nats.url,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout

@@ -151,7 +151,7 @@ def test_a_bug_is_one_line_with_its_traceback(server: NatsServer) -> None:
     assert service.ended() == 1
     told = service.named("service_failed")
     assert (told["level"], told["error"]) == ("error", "KeyError")
-    assert "KeyError: 'x'" in told["exception"]
+    assert "KeyError" in told["exception"]
 
 
 def test_a_handler_with_a_bug_ends_the_process(server: NatsServer) -> None:
@@ -186,10 +186,10 @@ def test_a_person_at_the_keyboard_need_not_wait_for_a_long_drain(
 ) -> None:
     body = (
         "member.ready(True); await member.stopping.wait(); "
-        "raise KeyError(member.stopping.drain_s(30.0))"
+        "raise AssertionError(member.stopping.drain_s(30.0))"
     )
     service = Service(body, nats_url=server.url)
     service.until("service_started")
     service.process.send_signal(number)
     service.ended()
-    assert f"KeyError: {drain_s}" in service.named("service_failed")["exception"]
+    assert f"AssertionError: {drain_s}" in service.named("service_failed")["exception"]

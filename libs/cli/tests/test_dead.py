@@ -314,7 +314,7 @@ def test_a_bus_that_goes_away_is_told(stack: Stack, monkeypatch: pytest.MonkeyPa
 
 
 def test_nobody_at_the_url_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.main(["dead", "list", "--url", "nats://127.0.0.1:1"]) == 1
+    assert commands.main(["dead", "list", "--nats-url", "nats://127.0.0.1:1"]) == 1
     assert "the stack's bus does not answer" in capsys.readouterr().err
 
 
@@ -322,7 +322,7 @@ def test_nobody_at_the_url_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_retry_wants_names_or_all(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert commands.main(["dead", *arguments, "--url", "nats://127.0.0.1:1"]) == 2
+    assert commands.main(["dead", *arguments, "--nats-url", "nats://127.0.0.1:1"]) == 2
     assert "name the requests to retry, or --all of them" in capsys.readouterr().err
 
 

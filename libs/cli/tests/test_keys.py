@@ -14,7 +14,7 @@ from diptych_contracts.keys import ApiKey, RateLimits, Tenant, digest, key_entry
 from diptych_contracts.streams import USAGE
 from diptych_contracts.usage import UsageDay, UsageEntry, Used, usage_key
 
-URL = ("--url", "nats://nowhere")
+URL = ("--nats-url", "nats://nowhere")
 
 
 class Stack:

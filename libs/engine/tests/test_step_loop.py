@@ -569,6 +569,21 @@ def test_reports_tell_which_blocks_came_and_went(loops) -> None:
     assert [t for t in told if any(t)] == [(hashes, ()), (other, hashes)]
 
 
+def test_a_forgotten_tenants_prefix_is_dropped_and_said_although_nothing_runs(loops) -> None:
+    loop = loops(**CACHING)
+    run(loop, replace(work("a", prompt_ids=numbers(130)), tenant="acme"))
+    kept = run(loop, replace(work("b", prompt_ids=numbers(130)), tenant="other"))
+    before = loop.engine.cells_used
+    assert loop.loop.forget("acme").result(timeout=10) == 1
+    assert loop.engine.cells_used == before - 128
+    assert loop.reports[-1].blocks_removed == block_hashes("acme", "toy", numbers(130), 64)
+    assert loop.loop.forget("acme").result(timeout=10) == 0
+    again = run(loop, replace(work("c", prompt_ids=numbers(130)), tenant="acme"))
+    others = run(loop, replace(kept, key=SequenceKey(RequestId("d"), 1)))
+    assert (cached(loop, again), cached(loop, others)) == (0, 128)
+    loop.loop.check()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_any_traffic_gives_the_same_answers_with_a_cache(loops, seed: int) -> None:
     rng = Random(seed)

@@ -1,7 +1,17 @@
 import pytest
 
+from diptych_contracts.audit import Action
 from diptych_contracts.keys import ApiKey, Role, Tenant, is_tenant
-from diptych_policy.access import Right, Standing, anonymous, is_loopback, may, standing
+from diptych_policy.access import (
+    Right,
+    Standing,
+    anonymous,
+    closes,
+    is_loopback,
+    may,
+    right_of,
+    standing,
+)
 
 KEY = ApiKey(key_id="k1", sha256="00", shown="dk-abcd", created_unix_ms=0)
 
@@ -11,13 +21,32 @@ KEY = ApiKey(key_id="k1", sha256="00", shown="dk-abcd", created_unix_ms=0)
     [
         (None, {Right.LIST, Right.ASK, Right.LOOK}),
         (Role.USER, {Right.LIST, Right.ASK}),
-        (Role.VIEWER, {Right.LIST, Right.LOOK}),
-        (Role.OPERATOR, {Right.LIST, Right.ASK, Right.LOOK, Right.OPERATE}),
+        (Role.VIEWER, {Right.LIST, Right.LOOK, Right.ACCOUNT}),
+        (Role.OPERATOR, {Right.LIST, Right.ASK, Right.LOOK, Right.ACCOUNT, Right.OPERATE}),
         (Role.ADMIN, set(Right)),
     ],
 )
 def test_what_a_role_may(role: Role | None, rights: set[Right]) -> None:
     assert {right for right in Right if may(role, right)} == rights
+
+
+def test_every_audited_action_takes_a_right_that_no_caller_without_a_key_has() -> None:
+    """Who has not shown a key cannot be named in an audit."""
+    for action in Action:
+        right = right_of(action)
+        assert not may(None, right)
+        assert not may(Role.USER, right)
+        assert may(Role.ADMIN, right)
+    operating = {action for action in Action if may(Role.OPERATOR, right_of(action))}
+    assert operating == {Action.FLEET_SCALE, Action.DEAD_RETRY, Action.USAGE_READ}
+    assert {a for a in Action if may(Role.VIEWER, right_of(a))} == {Action.USAGE_READ}
+
+
+def test_a_purged_tenant_closes_the_door_as_its_keys_did() -> None:
+    tenant = Tenant(tenant="acme", created_unix_ms=0)
+    assert not closes(tenant)
+    assert closes(KEY)
+    assert closes(Tenant(tenant="acme", created_unix_ms=0, purged_unix_ms=1))
 
 
 def test_how_a_key_stands() -> None:

@@ -47,6 +47,20 @@ def test_another_tenants_prefix_is_never_found() -> None:
     assert keep(cache, "abc", tenant="other") == Kept(seq=11, start=0, end=3)
 
 
+def test_a_forgotten_tenant_leaves_nothing_and_the_others_everything() -> None:
+    cache = a_cache()
+    keep(cache, "abc")
+    keep(cache, "abx")
+    keep(cache, "abc", tenant="other")
+    cache.changes()
+    assert set(cache.forget("t")) == {10, 11}
+    cache.check()
+    assert cache.match(a_prefix("abc")) is None
+    assert cache.match(a_prefix("abc", "other")) == Hit(12, 3)
+    assert set(cache.changes().removed) == set(a_prefix("abc").hashes) | set(a_prefix("abx").hashes)
+    assert cache.forget("t") == ()
+
+
 def test_tokens_decide_where_hashes_collide() -> None:
     cache = a_cache()
     keep(cache, "ab")

@@ -2,6 +2,7 @@
 
 from random import Random
 
+import msgspec
 import pytest
 
 from diptych_contracts.events import RequestEnded
@@ -42,7 +43,10 @@ def test_what_a_request_used() -> None:
         kv_token_s=pytest.approx(100 * 1.0 + 100 * 0.1 + 105 * 1.0),
         prefill_j=3.0,
         decode_j=4.0,
+        sim_j=7.0,
     )
+    measured = msgspec.structs.replace(report, energy_source="nvml")
+    assert used(ended(1, report=measured).event).sim_j == 0
 
 
 def test_one_that_never_ran_used_its_prompt_only() -> None:

@@ -83,12 +83,26 @@ def test_what_a_user_wrote_is_hidden(key: str, capsys: pytest.CaptureFixture[str
 def test_a_traceback_stays_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
     configure()
     try:
-        raise RuntimeError("broken")
+        raise RuntimeError(what := "xylo" + "phone")
     except RuntimeError:
         logger("room").exception("service_failed")
     (line,) = lines(capsys)
     assert line["level"] == "error"
-    assert "RuntimeError: broken" in str(line["exception"])
+    assert "test_logs.py" in str(line["exception"])
+    assert "RuntimeError" in str(line["exception"])
+    assert what not in str(line["exception"])  # a message may repeat what somebody wrote
+
+
+def test_a_task_that_nobody_waits_for_shows_nothing_of_its_exception(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure()
+    error = KeyError("xylophone")
+    told = f"Task exception was never retrieved\nfuture: <Task exception={error!r}>"
+    logging.getLogger("asyncio").error(told, exc_info=error)
+    (line,) = lines(capsys)
+    assert line["message"] == "Task exception was never retrieved"
+    assert "xylophone" not in json.dumps(line)
 
 
 def test_text_reads_as_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,3 +95,22 @@ def test_a_collector_that_is_away_does_not_hold_up_the_exit() -> None:
 @pytest.mark.parametrize("given", ["http://c:4318", "http://c:4318/", "http://c:4318/v1/traces"])
 def test_the_endpoint_is_a_base_url_or_the_address_itself(given: str) -> None:
     assert traces.traces_url(given) == "http://c:4318/v1/traces"
+
+
+def test_a_span_that_failed_says_what_kind_of_error_it_was_and_no_more() -> None:
+    with recorded_spans() as recorded:
+        with (
+            pytest.raises(KeyError),
+            tracer("room").start_as_current_span("gateway.accept", attributes={"a": 1}),
+        ):
+            raise KeyError("xylophone")
+        (span,) = recorded.get_finished_spans()
+    (event,) = span.events
+    assert dict(event.attributes or {}) == {
+        "exception.type": "KeyError",
+        "exception.escaped": "False",
+    }
+    assert span.status.status_code is trace.StatusCode.ERROR
+    assert dict(span.attributes or {}) == {"a": 1}
+    assert span.context is not None
+    assert "xylophone" not in span.to_json()

@@ -445,7 +445,36 @@ def test_no_secret_is_said_back(offered: list[str], answer: str | None) -> None:
         ("POST", "/v1/chat/completions", Right.ASK),
         ("GET", "/health/live/", Right.ASK),
         ("GET", "/no/such/path", Right.ASK),
+        ("GET", "/admin/v1/keys", Right.ADMINISTER),
+        ("POST", "/admin/v1/keys", Right.ADMINISTER),
+        ("GET", "/admin/v1/usage", Right.ACCOUNT),
+        ("GET", "/admin/v1/nothing", Right.ADMINISTER),
     ],
 )
 def test_which_right_a_path_takes(method: str, path: str, right: Right | None) -> None:
     assert needs(method, path) is right
+
+
+async def test_a_key_is_judged_again_when_a_body_that_took_long_is_whole(stack: Any) -> None:
+    key = await put_key(stack.fleet.bus, "k1", tenant="acme")
+    await known(stack, key)
+    gone = asyncio.Event()
+
+    async def slowly() -> Any:
+        yield b'{"model": "tiny", '
+        await put_tenant(stack.fleet.bus, "acme", RateLimits(), purged_unix_ms=LONG_AGO_MS)
+        await stack.until(lambda: refused_of(stack, key))
+        gone.set()
+        yield b'"messages": [{"role": "user", "content": "Hello"}]}'
+
+    headers = {**bearer(key), "content-type": "application/json"}
+    answer = await stack.client.post(CHAT, content=slowly(), headers=headers)
+    assert gone.is_set()
+    assert error_of(answer) == REFUSED
+    assert "is no more" in answer.text
+    assert stack.fleet.requests == []
+
+
+async def refused_of(stack: Any, key: str) -> bool:
+    answer = await stack.client.get("/v1/models", headers=bearer(key))
+    return bool(answer.status_code == 401)

@@ -14,10 +14,12 @@ from diptych_gateway.doors.docs_page import page
 from diptych_gateway.doors.endpoints import ENDPOINTS
 from diptych_gateway.doors.openapi import described
 from diptych_gateway.doors.routes import endpoint, routes
+from diptych_gateway.tenancy.administering import Administering
 
 HANDLERS = MagicMock()
 HANDLERS.batch_room = BatchRoom(files=MagicMock(), batches=MagicMock(), runner=MagicMock())
-ROUTES = routes(HANDLERS, MagicMock(), reasons=list)
+ADMIN = Administering(MagicMock(), MagicMock(), MagicMock())
+ROUTES = [*routes(HANDLERS, MagicMock(), reasons=list), *ADMIN.routes()]
 
 
 def test_every_route_is_described_and_nothing_else() -> None:

@@ -18,6 +18,7 @@ from diptych_bus.port import Bus
 from diptych_chassis import admission, health
 from diptych_chassis.beats import BeatThread
 from diptych_chassis.cancelling import cancellable
+from diptych_chassis.core_dumps import leave_none
 from diptych_chassis.ending import Ending
 from diptych_chassis.member import Member
 from diptych_chassis.repeating import every
@@ -48,6 +49,8 @@ def run(
 ) -> int:
     """Live one life of `service`; gives the exit code."""
     rng = Random(secrets.randbits(128))
+    if not settings.core_dumps:
+        leave_none()
     try:
         me = admission.access(service, settings)
     except Permanent as err:

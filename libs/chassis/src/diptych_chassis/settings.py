@@ -52,6 +52,8 @@ class ServiceSettings:
     """Address of `/health/*` and `/metrics`, which ask for no key: keep it inside."""
     health_port: int = 0
     """Port of `/health/*` and `/metrics`; 0 takes a free one and logs it."""
+    core_dumps: bool = False
+    """Whether a crash may leave a core file: it would hold prompts, keys and KV."""
     drain_s: float = 60.0
     """How long held work may take once asked to stop; 5 s later what is left is cut off.
     After SIGINT (Ctrl-C) at most 4 s."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych_cli import teaching
+from diptych_cli.bus_option import add_nats_url
 from diptych_cli.failing import need
 
 _ROLES = ("user", "viewer", "operator", "admin")
@@ -47,11 +48,17 @@ def _add_tenants(commands: Any) -> None:
     limiting = verbs.add_parser("limit", help="what all its keys may take together")
     limiting.add_argument("tenant")
     _add_limits(limiting)
-    for verb in (listing, limiting):
+    purging = verbs.add_parser("purge", help="delete all its data, and its keys")
+    purging.add_argument("tenant")
+    purging.add_argument("--yes", action="store_true", help="do it; without, it is only counted")
+    purging.add_argument("--keep-usage", action="store_true", help="keep the books, for a bill")
+    purging.add_argument("--json", action="store_true", help="one line of JSON")
+    for verb in (listing, limiting, purging):
         _add_where(verb)
     tenants_module = "diptych_cli.tenants"
     listing.set_defaults(run=lambda o: need(tenants_module).show_all(_url(o), as_json=o.json))
     limiting.set_defaults(run=lambda o: need(tenants_module).limit(_url(o), o.tenant, _limits(o)))
+    purging.set_defaults(run=_run_purge)
 
 
 def _add_usage(commands: Any) -> None:
@@ -67,7 +74,33 @@ def _add_usage(commands: Any) -> None:
     )
 
 
-ADDED = (_add_keys, _add_tenants, _add_usage)
+def _add_audit(commands: Any) -> None:
+    audit = _parser(commands, "audit", teaching.AUDIT, "who did what")
+    audit.add_argument("--actor", default="", metavar="TEXT", help="only of those named so")
+    audit.add_argument("--action", default="", help="only this: keys, or keys.create (all)")
+    audit.add_argument("--object", default="", metavar="TEXT", help="only done to what has this")
+    audit.add_argument("--since", metavar="TIME", help="how far back: 12h, 7d (all, 400 days)")
+    audit.add_argument("--json", action="store_true", help="one line of JSON")
+    _add_where(audit)
+    audit.set_defaults(
+        run=lambda o: need("diptych_cli.audit").audit(
+            _url(o),
+            actor=o.actor,
+            action=o.action,
+            object_name=o.object,
+            since=o.since,
+            as_json=o.json,
+        )
+    )
+
+
+ADDED = (_add_keys, _add_tenants, _add_usage, _add_audit)
+
+
+def _run_purge(options: argparse.Namespace) -> int:
+    tenants = need("diptych_cli.tenants")
+    wanted = tenants.Purging(tenant=options.tenant, sure=options.yes, keep_usage=options.keep_usage)
+    return int(tenants.purge(_url(options), wanted, as_json=options.json))
 
 
 def _run_create(options: argparse.Namespace) -> int:
@@ -105,12 +138,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def _url(options: argparse.Namespace) -> str:
     """The bus that holds the keys."""
-    url = options.url or need("diptych_cli.presence").find(options.port, options.dir).nats_url
+    url = options.nats_url or need("diptych_cli.presence").find(options.port, options.dir).nats_url
     return str(url)
 
 
 def _add_where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", "--nats", metavar="URL", help="another NATS than the stack's")
+    add_nats_url(parser)
     parser.add_argument("--port", type=_count, help="of the stack (the only one that runs)")
     parser.add_argument("--dir", type=Path, help="of the stack, if it was started with --dir")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diptych_cli import access_commands, catalogue, teaching
+from diptych_cli.bus_option import add_nats_url
 from diptych_cli.failing import CliError, need
 
 _DEFAULT_PORT = 8080
@@ -124,7 +125,7 @@ def _add_tap(commands: Any) -> None:
     tap.add_argument("subject", nargs="?", default=">", help="which messages")
     tap.add_argument("--count", type=_count, help="exit after so many")
     tap.add_argument("--all", action="store_true", help="show token ids too")
-    tap.add_argument("--nats", metavar="URL", help="another NATS server than the stack's")
+    add_nats_url(tap, formerly_url=False)
     _add_where(tap)
     tap.set_defaults(run=_run_tap)
 
@@ -156,7 +157,7 @@ def _add_dead(commands: Any) -> None:
     retrying.add_argument("--all", action="store_true", help="every one not retried yet")
     retrying.add_argument("--again", action="store_true", help="although it was retried already")
     for verb in (listing, showing, retrying):
-        verb.add_argument("--url", "--nats", metavar="URL", help="another NATS than the stack's")
+        add_nats_url(verb)
         _add_where(verb)
     listing.set_defaults(run=lambda o: _dead().show_all(_place(o), as_json=o.json))
     showing.set_defaults(run=lambda o: _dead().show_one(_place(o), o.id, prompt=o.prompt))
@@ -169,8 +170,8 @@ def _dead() -> Any:
 
 def _place(options: argparse.Namespace) -> Any:
     """The bus that holds the dead requests, and where answers are read."""
-    if options.url:
-        return _dead().Place(options.url)
+    if options.nats_url:
+        return _dead().Place(options.nats_url)
     stack = _running(options)
     return _dead().Place(stack.nats_url, stack.base_url)
 
@@ -215,7 +216,7 @@ def _run_batch(options: argparse.Namespace) -> int:
 
 
 def _run_tap(options: argparse.Namespace) -> int:
-    url = options.nats or _running(options).nats_url
+    url = options.nats_url or _running(options).nats_url
     tap = need("diptych_cli.tap").tap
     return int(tap(url, options.subject, count=options.count, everything=options.all))
 

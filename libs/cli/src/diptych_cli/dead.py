@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 
 from diptych_bus.port import Bus
+from diptych_cli.auditing import audited
 from diptych_cli.failing import CliError
 from diptych_cli.graveyard import Grave, graves, pick
 from diptych_cli.joining import joined
 from diptych_cli.retrying import prompt_of, retry_of, sent
 from diptych_cli.tables import blank, console
 from diptych_contracts import subjects
+from diptych_contracts.audit import Action
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.dead import DeadLetter, DeadRequest
 from diptych_contracts.errors import Transient
@@ -63,7 +65,8 @@ def show_one(place: Place, wanted: str, *, prompt: bool) -> int:
         grave = pick(await graves(bus), wanted)
         told = facts(grave) | _details(grave)
         if prompt:
-            told["prompt"] = await _prompt(bus, grave)
+            async with audited(bus, Action.DEAD_PROMPT, f"request:{grave.id}"):
+                told["prompt"] = await _prompt(bus, grave)
         print(msgspec.json.format(msgspec.json.encode(told), indent=2).decode())
 
     return _on_bus(place, work)
@@ -92,7 +95,9 @@ async def _retried(bus: Bus, place: Place, grave: Grave, *, again: bool) -> str:
     """Try one again, and say so; gives what went wrong."""
     try:
         made = retry_of(grave, again=again, now_unix_ms=time.time_ns() // 1_000_000)
-        await sent(bus, made)
+        async with audited(bus, Action.DEAD_RETRY, f"request:{grave.id}") as doing:
+            doing.detail = f"as {made.response_id}"
+            await sent(bus, made)
     except CliError as err:
         return str(err)
     print(f"{grave.id} → {place.base_url}/responses/{made.response_id}")

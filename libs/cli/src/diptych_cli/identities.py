@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -14,6 +14,9 @@ from diptych_cli.joining import joined
 from diptych_contracts.errors import Transient
 from diptych_contracts.keys import KeyEntry, RateLimits, is_tenant
 from diptych_contracts.streams import KEYS
+from diptych_contracts.wire import Message
+
+M = TypeVar("M", bound=Message)
 
 _SPAN = re.compile(r"(?P<count>\d{1,6})(?P<unit>[smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -38,19 +41,25 @@ def keys_bucket(bus: Bus) -> Bucket[KeyEntry]:
     return bus.bucket(KEYS, cast("type[KeyEntry]", cast(Any, KeyEntry)))
 
 
-async def entries(bus: Bus, tenant: str | None = None) -> list[KeyEntry]:
-    """Everything bucket `keys` holds, of one tenant or of all."""
-    found: dict[str, KeyEntry] = {}
+async def listed(bucket: Bucket[M]) -> list[Kept[M]]:
+    """Everything a bucket holds."""
+    found: dict[str, Kept[M]] = {}
 
-    def hear(change: Kept[KeyEntry] | Gone) -> None:
+    def hear(change: Kept[M] | Gone) -> None:
         if isinstance(change, Gone):
             found.pop(change.key, None)
         else:
-            found[change.key] = change.value
+            found[change.key] = change
 
-    watch = await keys_bucket(bus).watch(hear)
+    watch = await bucket.watch(hear)
     await watch.close()
-    return [entry for entry in found.values() if tenant in (None, entry.tenant)]
+    return list(found.values())
+
+
+async def entries(bus: Bus, tenant: str | None = None) -> list[KeyEntry]:
+    """Everything bucket `keys` holds, of one tenant or of all."""
+    found = [kept.value for kept in await listed(keys_bucket(bus))]
+    return [entry for entry in found if tenant in (None, entry.tenant)]
 
 
 def checked_tenant(name: str) -> str:

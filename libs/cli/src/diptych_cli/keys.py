@@ -1,8 +1,6 @@
 """`diptych keys`: API keys, made, listed, shown and revoked. A key itself is printed once."""
 
-import getpass
 import secrets
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ from typing import Any
 import msgspec
 
 from diptych_bus.port import Bus
+from diptych_cli.auditing import audited, who
 from diptych_cli.failing import CliError
 from diptych_cli.identities import (
     as_date,
@@ -22,6 +21,7 @@ from diptych_cli.identities import (
     print_json,
 )
 from diptych_cli.tables import blank, console
+from diptych_contracts.audit import Action
 from diptych_contracts.errors import Conflict
 from diptych_contracts.keys import (
     KEY_PREFIX,
@@ -34,7 +34,7 @@ from diptych_contracts.keys import (
     digest,
     key_entry,
 )
-from diptych_policy.access import Standing, standing
+from diptych_policy.access import Standing, closes, standing
 
 COLUMNS = ("id", "key", "tenant", "name", "role", "created", "expires", "state", "limits")
 NOTHING = "no API keys: gateways serve this machine alone, without one"
@@ -76,12 +76,14 @@ def create(url: str, wanted: Wanted, *, as_json: bool) -> int:
             name=wanted.name,
             role=wanted.role,
             created_unix_ms=now_unix_ms,
-            created_by=_who(),
+            created_by=who(),
             expires_unix_ms=now_unix_ms + expires_ms if expires_ms else 0,
             limits=wanted.limits,
         )
-        first = not any(isinstance(entry, ApiKey) for entry in await entries(bus))
-        await keys_bucket(bus).create(key_entry(key.key_id), key)
+        first = not any(map(closes, await entries(bus)))
+        async with audited(bus, Action.KEYS_CREATE, f"key:{key.key_id}") as doing:
+            doing.detail = f"tenant {tenant}, role {key.role}, limits: {limits_text(key.limits)}"
+            await keys_bucket(bus).create(key_entry(key.key_id), key)
         if as_json:
             print_json(facts(key) | {"key": secret})
             return
@@ -125,13 +127,15 @@ def revoke(url: str, wanted: Sequence[str], *, forget: bool) -> int:
     async def work(bus: Bus) -> None:
         found = await _keys(bus)
         for key, _ in [_pick(found, one) for one in wanted]:
-            if forget:
-                await keys_bucket(bus).delete(key_entry(key.key_id))
-                print(f"{key.key_id} is revoked and forgotten")
-            else:
-                await _revoke(bus, key.key_id)
-                print(f"{key.key_id} is revoked")
-        if forget and not any(isinstance(entry, ApiKey) for entry in await entries(bus)):
+            action = Action.KEYS_FORGET if forget else Action.KEYS_REVOKE
+            async with audited(bus, action, f"key:{key.key_id}") as doing:
+                doing.detail = f"tenant {key.tenant}"
+                if forget:
+                    await keys_bucket(bus).delete(key_entry(key.key_id))
+                else:
+                    await _revoke(bus, key.key_id)
+            print(f"{key.key_id} is revoked{' and forgotten' if forget else ''}")
+        if forget and not any(map(closes, await entries(bus))):
             print(f"There are {NOTHING}.")
 
     return on_bus(url, work)
@@ -225,11 +229,3 @@ def _table(found: Sequence[tuple[ApiKey, Tenant | None]]) -> Any:
             limits_text(key.limits),
         )
     return made
-
-
-def _who() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"

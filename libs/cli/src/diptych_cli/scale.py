@@ -5,11 +5,13 @@ import sys
 import time
 
 from diptych_chassis.orders import Orders
+from diptych_cli.auditing import audited
 from diptych_cli.failing import CliError
 from diptych_cli.joining import joined
 from diptych_cli.presence import StackFile
 from diptych_cli.stack import SCALABLE
 from diptych_contracts import subjects
+from diptych_contracts.audit import Action
 from diptych_contracts.control import Scale, ScaleAnswer, ScaleDone, ScaleRefused
 from diptych_contracts.errors import BusAway
 from diptych_contracts.ids import Incarnation
@@ -32,11 +34,9 @@ def scale(stack: StackFile, kind: str, count: int) -> int:
     if sys.stderr.isatty():
         hint = "waiting until all serve and whoever leaves has finished; Ctrl-C does not undo it"
         print(hint, file=sys.stderr)
-    answer = asyncio.run(_order(stack, Scale(service=SCALABLE[kind].service, count=count)))
-    if isinstance(answer, ScaleRefused):
-        raise CliError(answer.reason)
-    print(told(kind, answer))
-    return 0 if len(answer.running) == count else 1
+    done = asyncio.run(_order(stack, Scale(service=SCALABLE[kind].service, count=count)))
+    print(told(kind, done))
+    return 0 if len(done.running) == count else 1
 
 
 def told(kind: str, done: ScaleDone) -> str:
@@ -46,9 +46,10 @@ def told(kind: str, done: ScaleDone) -> str:
     return f"{kind}: {len(done.running)} running{names}{given_up}"
 
 
-async def _order(stack: StackFile, order: Scale) -> ScaleAnswer:
-    subject = subjects.control(stack.supervisor)
-    async with joined(stack.nats_url) as bus:
+async def _order(stack: StackFile, order: Scale) -> ScaleDone:
+    subject, service = subjects.control(stack.supervisor), f"service:{order.service}"
+    async with joined(stack.nats_url) as bus, audited(bus, Action.FLEET_SCALE, service) as doing:
+        doing.detail = f"to {order.count}"
         orders = Orders(OPERATOR, Role.OPERATOR, unix_ms=bus.unix_ms, identity=None)
         # The moment of this one order is its epoch: the next command is another process.
         signed = orders.signed(subject, order, epoch=time.time_ns(), valid_ms=VALID_MS)
@@ -60,4 +61,7 @@ async def _order(stack: StackFile, order: Scale) -> ScaleAnswer:
             raise CliError(
                 f"no answer from the stack's supervisor ({err}); diptych top shows who is there"
             ) from err
+        if isinstance(answer, ScaleRefused):
+            raise CliError(answer.reason)
+        doing.detail = f"to {order.count}: {len(answer.running)} running"
         return answer

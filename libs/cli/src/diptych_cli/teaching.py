@@ -13,6 +13,7 @@ Serve large language models with prefill and decode on separate workers.
   diptych keys create --name laptop   API keys: with one, every request needs one
   diptych tenants list                whose keys, and how much they may take together
   diptych usage                       what each tenant used, per day
+  diptych audit                       who did what to keys, tenants and the fleet
   diptych doctor                      can this machine run it?
   diptych models list                 weights known by name
 """
@@ -95,7 +96,7 @@ server's own ($JS.>, _INBOX.>).
   diptych tap 'live.>'                tokens as gateways get them
   diptych tap 'event.>' --count 1     wait for one event
   diptych tap 'request.>' --all       with the prompt's token ids
-  diptych tap 'job.>' --nats nats://127.0.0.1:4222
+  diptych tap 'job.>' --nats-url nats://127.0.0.1:4222
 
 Token ids are counted, not shown, unless --all: they are what people wrote and were answered.
 """
@@ -121,7 +122,7 @@ within 75 minutes).
   diptych dead show 5f0c --prompt     what was asked too: people wrote that
   diptych dead retry 5f0c             prints where the answer will be
   diptych dead retry --all            every one that was not retried yet
-  diptych dead list --url nats://127.0.0.1:4222
+  diptych dead list --nats-url nats://127.0.0.1:4222
 
 Exit code 1 if something could not be retried; what could is retried nevertheless.
 """
@@ -172,11 +173,23 @@ read, and cached prompts are never shared.
   diptych tenants list
   diptych tenants limit acme --requests-per-minute 600 --tokens-per-minute 200000 --concurrency 32
   diptych tenants limit acme          no limit any more
+  diptych tenants purge acme          what would be deleted
+  diptych tenants purge acme --yes    its keys count no more, what runs is cancelled, all it stored
+                                      is deleted; what must age is named. The name stays taken.
+"""
+
+AUDIT = """\
+Who did what to the fleet, its keys and its tenants: each action with its actor, object, outcome.
+Kept for 400 days. An action whose outcome is "asked" was begun, and its end is not known.
+
+  diptych audit
+  diptych audit --action keys --since 7d
+  diptych audit --actor key:5f0c --json
 """
 
 USAGE = """\
 What each tenant used, per day (UTC): requests, tokens, KV held (in tokens times seconds), energy.
-Every request that ended is in it once, within seconds.
+Every request that ended is in it once, within seconds. Joules of a simulated device are marked.
 
   diptych usage
   diptych usage --tenant acme --since 2026-01-01

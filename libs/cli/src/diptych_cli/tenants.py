@@ -1,10 +1,13 @@
-"""`diptych tenants`: what all keys of a tenant may take together."""
+"""`diptych tenants`: what all keys of a tenant may take together, and the end of one."""
 
 import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 import msgspec
 
 from diptych_bus.port import Bus
+from diptych_cli.auditing import audited
 from diptych_cli.failing import CliError
 from diptych_cli.identities import (
     checked_tenant,
@@ -14,11 +17,16 @@ from diptych_cli.identities import (
     on_bus,
     print_json,
 )
+from diptych_cli.purging import Patience, Purged
+from diptych_cli.purging import purge as purged
 from diptych_cli.tables import blank, console
+from diptych_cli.tenant_data import TenantData, survey
+from diptych_contracts.audit import Action
 from diptych_contracts.errors import Conflict
 from diptych_contracts.keys import ApiKey, RateLimits, Tenant, tenant_entry
 
 COLUMNS = ("tenant", "keys", "limits", "state")
+PATIENCE = Patience()
 
 
 def show_all(url: str, *, as_json: bool) -> int:
@@ -65,18 +73,80 @@ def limit(url: str, tenant: str, limits: RateLimits) -> int:
         kept = await bucket.get(tenant_entry(name))
         now_unix_ms = time.time_ns() // 1_000_000
         fresh = Tenant(tenant=name, created_unix_ms=now_unix_ms, limits=limits)
-        try:
-            if kept is None:
-                await bucket.create(tenant_entry(name), fresh)
-            else:
-                assert isinstance(kept.value, Tenant)
-                changed = msgspec.structs.replace(kept.value, limits=limits)
-                await bucket.update(kept.key, changed, kept.revision)
-        except Conflict as err:
-            raise CliError(f"somebody else is changing tenant '{name}': try again") from err
+        async with audited(bus, Action.TENANTS_LIMIT, f"tenant:{name}") as doing:
+            doing.detail = f"limits: {limits_text(limits)}"
+            try:
+                if kept is None:
+                    await bucket.create(tenant_entry(name), fresh)
+                else:
+                    assert isinstance(kept.value, Tenant)
+                    changed = msgspec.structs.replace(kept.value, limits=limits)
+                    await bucket.update(kept.key, changed, kept.revision)
+            except Conflict as err:
+                raise CliError(f"somebody else is changing tenant '{name}': try again") from err
         print(f"tenant '{name}': limits of all its keys together: {limits_text(limits)}")
 
     return on_bus(url, work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purging:
+    """What is wanted of a purge."""
+
+    tenant: str
+    sure: bool
+    keep_usage: bool = False
+
+
+def purge(url: str, wanted: Purging, *, as_json: bool) -> int:
+    """`diptych tenants purge`: deletes everything, or (unless `sure`) counts it.
+
+    The exit code is 1 if nothing was deleted, or something should be gone and is not.
+    """
+    name = checked_tenant(wanted.tenant)
+    outcomes: list[Purged] = []
+
+    async def work(bus: Bus) -> None:
+        if not wanted.sure:
+            _tell_counted(name, await survey(bus, name), as_json=as_json)
+            return
+        async with audited(bus, Action.TENANTS_PURGE, f"tenant:{name}") as doing:
+            done = await purged(bus, name, keep_usage=wanted.keep_usage, patience=PATIENCE)
+            outcomes.append(done)
+            total = sum(done.deleted.values())
+            doing.detail = "; ".join([f"{total} things deleted", *done.unfinished])
+        _tell_purged(name, done, as_json=as_json)
+
+    on_bus(url, work)
+    return 0 if outcomes and not outcomes[0].unfinished else 1
+
+
+def _tell_counted(name: str, found: TenantData, *, as_json: bool) -> None:
+    counts = {what: count for what, count in found.counts.items() if count}
+    if as_json:
+        print_json({"tenant": name, "would_delete": counts})
+        return
+    _tell_counts(counts)
+    print(f"Nothing was deleted: diptych tenants purge {name} --yes does, and cannot be undone.")
+
+
+def _tell_purged(name: str, done: Purged, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"tenant": name, **asdict(done)})
+        return
+    _tell_counts(done.deleted)
+    print(f"tenant '{name}' is purged; its keys count nowhere, and new ones cannot be made")
+    for title, lines in (("remains", done.remains), ("NOT DONE", done.unfinished)):
+        for line in lines:
+            print(f"{title}: {line}")
+
+
+def _tell_counts(counts: Mapping[str, int]) -> None:
+    table = blank("what", "count", right=("count",))
+    for what, count in counts.items():
+        table.add_row(what, str(count))
+    if counts:
+        console().print(table)
 
 
 def _limits(limits: RateLimits) -> dict[str, int]:

@@ -3,9 +3,9 @@
 from datetime import date
 from typing import Any, cast
 
-from diptych_bus.port import Bus, Gone, Kept
+from diptych_bus.port import Bus
 from diptych_cli.failing import CliError
-from diptych_cli.identities import on_bus, print_json
+from diptych_cli.identities import listed, on_bus, print_json
 from diptych_cli.tables import blank, console
 from diptych_contracts.streams import USAGE
 from diptych_contracts.usage import UsageDay, UsageEntry, Used
@@ -13,7 +13,7 @@ from diptych_policy.usage import amounts_of, total
 
 COLUMNS = (
     *("day", "tenant", "requests", "prompt", "cached", "answer"),
-    *("KV token·s", "prefill J", "decode J"),
+    *("KV token·s", "prefill J", "decode J", "energy"),
 )
 
 
@@ -30,7 +30,7 @@ def usage(url: str, *, tenant: str | None, since: str | None, as_json: bool) -> 
         if as_json:
             print_json([{"day": d.day, "tenant": d.tenant, **amounts_of(d.used)} for d in days])
         elif days:
-            table = blank(*COLUMNS, right=COLUMNS[2:])
+            table = blank(*COLUMNS, right=COLUMNS[2:-1])
             for day in days:
                 table.add_row(day.day, day.tenant, *_cells(day.used))
             if len(days) > 1:
@@ -43,16 +43,10 @@ def usage(url: str, *, tenant: str | None, since: str | None, as_json: bool) -> 
 
 
 async def _days(bus: Bus) -> list[UsageDay]:
-    found: dict[str, UsageDay] = {}
-
-    def hear(change: Kept[UsageEntry] | Gone) -> None:
-        if not isinstance(change, Gone) and isinstance(change.value, UsageDay):
-            found[change.key] = change.value
-
     bucket = bus.bucket(USAGE, cast("type[UsageEntry]", cast(Any, UsageEntry)))
-    watch = await bucket.watch(hear)
-    await watch.close()
-    return [found[key] for key in sorted(found)]
+    found = {kept.key: kept.value for kept in await listed(bucket)}
+    days = [(key, value) for key, value in found.items() if isinstance(value, UsageDay)]
+    return [day for _, day in sorted(days, key=lambda pair: pair[0])]
 
 
 def _checked_day(text: str | None) -> str | None:
@@ -65,7 +59,16 @@ def _checked_day(text: str | None) -> str | None:
 
 
 def _cells(used: Used) -> list[str]:
-    return [
-        f"{value:.1f}" if isinstance(value, float) else str(value)
-        for value in amounts_of(used).values()
-    ]
+    told = {name: value for name, value in amounts_of(used).items() if name != "sim_j"}
+    cells = [f"{n:.1f}" if isinstance(n, float) else str(n) for n in told.values()]
+    return [*cells, energy(used)]
+
+
+def energy(used: Used) -> str:
+    """Whether joules were measured."""
+    joules = used.prefill_j + used.decode_j
+    if not joules:
+        return ""
+    if not used.sim_j:
+        return "measured"
+    return "simulated" if used.sim_j >= 0.999 * joules else f"{used.sim_j:.1f} J simulated"

@@ -69,3 +69,17 @@ class KvSnapshot(Message, frozen=True, kw_only=True, tag="kv_snapshot.1"):
     slots: int = 0
     slots_used: int = 0
     transfers: tuple[KvTransfer, ...] = ()
+
+
+class ForgetTenant(Message, frozen=True, kw_only=True, tag="forget_tenant.1"):
+    """To a worker: keep no KV and no prompt of this tenant beyond what runs."""
+
+    tenant: str
+
+
+class TenantForgotten(Message, frozen=True, kw_only=True, tag="tenant_forgotten.1"):
+    """So it is."""
+
+    worker: Incarnation
+    sequences: int = 0
+    """Cached prefixes that were dropped."""

@@ -56,6 +56,8 @@ class Claim(Message, frozen=True, kw_only=True, tag="claim.1"):
     answer: KeptAnswer | None = None
     part: PartRef | None = None
     """Where a large answer is, if not here."""
+    tenant: str = ""
+    """Whose it is, so that a purge finds it; its name does not tell."""
     secret: bytes = b""
     """The request's."""
 

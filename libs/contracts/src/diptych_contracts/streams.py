@@ -111,6 +111,15 @@ DEAD = StreamSpec(
     discard=Discard.OLD,
     dedupe_s=10 * MINUTE_S,
 )
+AUDIT = StreamSpec(
+    name="AUDIT",
+    subjects=("audit.>",),
+    max_age_s=400 * DAY_S,
+    max_bytes=64 * 1024**2,
+    discard=Discard.OLD,
+    dedupe_s=2 * MINUTE_S,
+)
+"""Who did what (`contracts.audit`); a few hundred bytes an action, so it holds 100,000 of them."""
 
 SCHEDULERS = ConsumerSpec(
     stream=REQUESTS.name,
@@ -139,7 +148,7 @@ UNDELIVERED_SCHEDULERS = ConsumerSpec(
     batch=8,
 )
 
-STREAMS = (REQUESTS, TOKENS, EVENTS, DEAD, UNDELIVERED)
+STREAMS = (REQUESTS, TOKENS, EVENTS, DEAD, AUDIT, UNDELIVERED)
 
 REQUEST_RECORDS = BucketSpec(name="requests", max_bytes=1024**3)
 LEASES = BucketSpec(name="leases")

@@ -60,6 +60,15 @@ def event(name: str) -> str:
     return f"event.{name}"
 
 
+def audit(action: str) -> str:
+    """A word about an administrator's action, in stream `AUDIT`."""
+    return f"audit.{action}"
+
+
+AUDITS = "audit.>"
+"""Everything in stream `AUDIT`."""
+
+
 def dead(stream: str) -> str:
     """A stored message that cannot be read, in stream `DEAD`."""
     return f"dead.{stream}"

@@ -18,6 +18,8 @@ class Used(Message, frozen=True, kw_only=True, tag="used.1"):
     """KV held, in tokens times seconds."""
     prefill_j: float = 0.0
     decode_j: float = 0.0
+    sim_j: float = 0.0
+    """Of these joules, those of a simulated device: nobody has measured them."""
 
 
 class UsageDay(Message, frozen=True, kw_only=True, tag="usage_day.1"):

@@ -1,4 +1,7 @@
-"""What a worker is told of a sequence that failed."""
+"""What is told of a sequence that failed, and the end of a process whose engine did."""
+
+import os
+import sys
 
 from diptych_contracts.errors import (
     ContextOverflow,
@@ -9,6 +12,7 @@ from diptych_contracts.errors import (
     Unverified,
 )
 from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.tracebacks import told
 from diptych_engine.port import SequenceFailed, SequenceKey
 
 
@@ -25,3 +29,9 @@ def failed(key: SequenceKey, error: DiptychError) -> SequenceFailed:
             reason = "engine_error"
     permanent = isinstance(error, Permanent) and not isinstance(error, Incompatible)
     return SequenceFailed(key, reason, str(error), permanent=permanent)
+
+
+def end_process(error: BaseException) -> None:
+    """Tell of `error` and end the process at once; recovery takes over."""
+    sys.stderr.write(f"{told(error)}\n")
+    os._exit(70)

@@ -212,6 +212,14 @@ class Engine(Protocol):
         """
         ...
 
+    def forget(self, tenant: str) -> "Future[int]":
+        """Keep no cached prefix of `tenant`; gives how many sequences were dropped.
+
+        Sequences of it that run are not touched, and may be kept when they leave: abort them first.
+        `stop` cancels the future.
+        """
+        ...
+
     def load(self) -> EngineLoad:
         """How full it is now."""
         ...

@@ -70,6 +70,13 @@ class PrefixReuse:
             if kept.base is not None:
                 self._engine.drop(kept.seq)
 
+    def forget(self, tenant: str) -> int:
+        """Keep nothing of `tenant`; gives how many sequences were dropped."""
+        dropped = self._cache.forget(tenant)
+        for seq in dropped:
+            self._engine.drop(seq)
+        return len(dropped)
+
     def _room(self, live_tokens: int) -> int:
         return min(self._most_tokens, self._kv_tokens - live_tokens)
 

@@ -6,10 +6,8 @@ choice. A sequence that fails leaves alone; anything else that goes wrong is a b
 process.
 """
 
-import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,7 +18,8 @@ from numpy.typing import NDArray
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.sampling import Stopping
 from diptych_engine.embedding import Embedding, Vectors
-from diptych_engine.failing import failed
+from diptych_engine.failing import end_process, failed
+from diptych_engine.forgetting import Forgetting
 from diptych_engine.matching import Grammars
 from diptych_engine.port import (
     EngineLoad,
@@ -62,12 +61,6 @@ class Batch:
     began_s: float
 
 
-def end_process(error: BaseException) -> None:
-    """Print `error` and end the process at once; recovery takes over."""
-    traceback.print_exception(error)
-    os._exit(70)
-
-
 class StepLoop:
     """An `Engine` made of a `StepEngine`.
 
@@ -106,6 +99,7 @@ class StepLoop:
         # Guards everything above; never held while the engine computes.
         self._changed = threading.Condition()
         self._embedding = Embedding(engine.embedder, self._changed, clock)
+        self._forgetting = Forgetting(self._changed)
         self._thread: threading.Thread | None = None
         self._listener: Callable[[StepReport], None] = lambda _report: None
         self._paused: Callable[[], bool] = never
@@ -128,6 +122,7 @@ class StepLoop:
             self._preparing.stop()
             self._changed.notify()
         self._embedding.close()
+        self._forgetting.close()
         if self._thread is None:
             self._engine.close()
         elif self._thread is not threading.current_thread():
@@ -192,6 +187,10 @@ class StepLoop:
             self._aborts.append(key)
             self._changed.notify()
 
+    def forget(self, tenant: str) -> "Future[int]":
+        """Keep no cached prefix of `tenant`; see `port.Engine`."""
+        return self._forgetting.submit(tenant)
+
     def embed(self, texts: Sequence[Sequence[int]]) -> "Future[Vectors]":
         """Vectors of texts, a chunk at a time between steps; see `port.Engine`."""
         return self._embedding.submit(texts)
@@ -234,7 +233,9 @@ class StepLoop:
             return not self._stopping
 
     def _may_go_on(self) -> bool:
-        if self._stopping or self._settled or self._aborts or self._embedding.waiting:
+        if self._stopping or self._settled or self._aborts or self._forgetting:
+            return True
+        if self._embedding.waiting:
             return True
         return bool(self._sequences) and not self._paused()
 
@@ -242,6 +243,7 @@ class StepLoop:
         """Take in and report what has changed; gives what is to be computed, if anything."""
         if news := self._before_step():
             self._listener(StepReport(news=news, duration_s=0.0))
+        self._forgetting.turn(self._prefixes, self._listener)
         with self._changed:
             chunks = [] if self._paused() else self._batcher.plan()
         if not chunks:

@@ -142,6 +142,13 @@ class PrefixCache:
             self._evict(evicted[-1])
         return tuple(evicted)
 
+    def forget(self, tenant: str) -> tuple[int, ...]:
+        """Retain nothing of `tenant`; gives the sequences to drop."""
+        found = [seq for seq, path in self._paths.items() if path.tenant == tenant]
+        for seq in found:
+            self._evict(seq)
+        return tuple(found)
+
     def changes(self) -> Changes:
         """What came and went since this was last asked."""
         changes = Changes(tuple(self._stored), tuple(self._removed))

@@ -16,6 +16,9 @@ from diptych_contracts.events import RequestEnded
 from diptych_contracts.journal import Report
 from diptych_contracts.usage import UsageDay, Used
 
+SIMULATED = "sim"
+"""What `Report.energy_source` says where there is no meter."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -41,6 +44,7 @@ def used(event: RequestEnded) -> Used:
     One that ended without a word of a worker's (cancelled in the queue, say) used its tokens only.
     """
     report = event.end.report or Report()
+    simulated = report.energy_source == SIMULATED
     return Used(
         requests=1,
         prompt_tokens=event.prompt_tokens,
@@ -49,6 +53,7 @@ def used(event: RequestEnded) -> Used:
         kv_token_s=kv_token_s(report, event.prompt_tokens, event.answer_tokens),
         prefill_j=report.prefill_j,
         decode_j=report.decode_j,
+        sim_j=report.prefill_j + report.decode_j if simulated else 0.0,
     )
 
 

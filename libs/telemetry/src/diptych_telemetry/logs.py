@@ -2,7 +2,7 @@
 
 An event is a snake_case fact, its values are keys. Every line carries `ts`, `level`, `service` and
 `incarnation`, and `trace_id` while a span is active. What a user wrote never reaches a log: values
-of the keys in `PRIVATE` are replaced.
+of the keys in `PRIVATE` are replaced, and of a traceback only what repeats nothing is shown.
 """
 
 import logging
@@ -15,6 +15,8 @@ import msgspec
 import structlog
 from opentelemetry import trace
 from structlog.typing import FilteringBoundLogger, Processor
+
+from diptych_contracts.tracebacks import told
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -85,7 +87,7 @@ def _processors(*, text: bool, identity: dict[str, str]) -> list[Processor]:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
         identify,
         _add_trace,
-        structlog.processors.format_exc_info,
+        structlog.processors.ExceptionRenderer(lambda info: told(info[1])),
         _hide_private,
         to_text if text else _to_json,
     ]
@@ -111,6 +113,8 @@ def _to_json(_: Any, __: str, event: Event) -> str:
 
 _REPEATING = ("opentelemetry.baggage", "opentelemetry.trace")
 """They warn of headers that are none, and repeat what a client wrote into them."""
+_SHOWING_ERRORS = ("asyncio",)
+"""Its second line shows a task with its exception, whatever that says."""
 
 
 class _LibraryHandler(logging.Handler):
@@ -118,7 +122,10 @@ class _LibraryHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         name = record.levelname.lower()
-        values: dict[str, Any] = {"module": record.name, "message": record.getMessage()}
+        message = record.getMessage()
+        if record.name in _SHOWING_ERRORS:
+            message = message.partition("\n")[0]
+        values: dict[str, Any] = {"module": record.name, "message": message}
         if record.exc_info:
             values["exc_info"] = record.exc_info
         log = structlog.get_logger()

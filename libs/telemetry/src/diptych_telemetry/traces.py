@@ -13,11 +13,11 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import Event, ReadableSpan, Span, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
-from opentelemetry.trace import Link, SpanKind, TraceState
+from opentelemetry.trace import Link, SpanKind, Status, TraceState
 from opentelemetry.util.types import Attributes
 
 from diptych_telemetry.names import SCHEMA_URL
@@ -86,11 +86,43 @@ class _Fanout(SpanProcessor):
             target.on_start(span, parent_context)
 
     def on_end(self, span: ReadableSpan) -> None:
+        span = _discreet(span)
         for target in self.targets:
             target.on_end(span)
 
     def force_flush(self, timeout_millis: int = _FLUSH_TIMEOUT_MS) -> bool:
         return all(target.force_flush(timeout_millis) for target in self.targets)
+
+
+_REPEATING = frozenset({"exception.message", "exception.stacktrace"})
+
+
+def _discreet(span: ReadableSpan) -> ReadableSpan:
+    """`span` without the messages of exceptions: they may repeat what somebody wrote."""
+    if not span.events and not span.status.description:
+        return span
+    events = [
+        Event(
+            event.name,
+            {k: v for k, v in (event.attributes or {}).items() if k not in _REPEATING},
+            event.timestamp,
+        )
+        for event in span.events
+    ]
+    return ReadableSpan(
+        name=span.name,
+        context=span.get_span_context(),
+        parent=span.parent,
+        resource=span.resource,
+        attributes=span.attributes,
+        events=events,
+        links=span.links,
+        kind=span.kind,
+        instrumentation_scope=span.instrumentation_scope,
+        status=Status(span.status.status_code),
+        start_time=span.start_time,
+        end_time=span.end_time,
+    )
 
 
 class _WhileWatched(Sampler):

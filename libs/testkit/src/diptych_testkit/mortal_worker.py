@@ -1,7 +1,8 @@
 """`python -m diptych_testkit.mortal_worker prefill-worker`: a worker whose engine can be killed.
 
 It runs the `sim` engine at a pace of its own, and aborts as an engine's failed assertion does: at
-once when it computes `AT_ONCE`, or once `AFTER_TOKENS` more tokens follow `LATER`.
+once when it computes `AT_ONCE`, or once `AFTER_TOKENS` more tokens follow `LATER`. Of `ALOUD` it
+dies as Python does, of an exception that repeats what it saw.
 """
 
 import os
@@ -33,6 +34,7 @@ from diptych_worker.settings import WorkerSettings
 MODULE = "diptych_testkit.mortal_worker"
 AT_ONCE = "KABOOM!"
 LATER = "TICKTOCK"
+ALOUD = "KRAKATOA"
 AFTER_TOKENS = 60
 """More than a chat template puts behind it, so some of the answer is out by then."""
 STEP_S = 0.008
@@ -41,8 +43,11 @@ STEP_S = 0.008
 class MortalEngine(SimStepEngine):
     """A `sim` engine that dies of two words."""
 
-    def __init__(self, settings: SimSettings, *, at_once: list[int], later: list[int]) -> None:
+    def __init__(
+        self, settings: SimSettings, *, at_once: list[int], later: list[int], aloud: list[int]
+    ) -> None:
         super().__init__(settings)
+        self._aloud = aloud
         self._at_once = at_once
         self._later = later
 
@@ -50,15 +55,20 @@ class MortalEngine(SimStepEngine):
         """Compute one batch, if it is survived."""
         time.sleep(STEP_S)
         rows = super().step(inputs)
+        if any(_place(self._aloud, self._tokens(run)) is not None for run in inputs):
+            raise KeyError(ALOUD)
         if any(self._deadly(run) for run in inputs):
             os.abort()
         return rows
 
     def _deadly(self, run: StepInput) -> bool:
-        tokens = self._sequence(run.seq).history.tokens
+        tokens = self._tokens(run)
         later = _place(self._later, tokens)
         ticked = later is not None and len(tokens) - later > AFTER_TOKENS
         return ticked or _place(self._at_once, tokens) is not None
+
+    def _tokens(self, run: StepInput) -> list[int]:
+        return self._sequence(run.seq).history.tokens
 
 
 def _place(word: list[int], tokens: list[int]) -> int | None:
@@ -89,6 +99,7 @@ def load_engine(settings: WorkerSettings, card: ModelCard) -> StepLoop:
         sim,
         at_once=codec.encode(AT_ONCE, add_bos=False),
         later=codec.encode(LATER, add_bos=False),
+        aloud=codec.encode(ALOUD, add_bos=False),
     )
     return StepLoop(engine, answer_text, grammars=Grammars(codec, card.eos_ids))
 

@@ -64,6 +64,7 @@ class VirtualEngine(StepLoop):
     def stop(self) -> None:
         self._stopping = True
         self._embedding.close()
+        self._forgetting.close()
         if self._stepping is not None:
             self._stepping.cancel()
         self._engine.close()
@@ -74,6 +75,11 @@ class VirtualEngine(StepLoop):
 
     def embed(self, texts: Sequence[Sequence[int]]) -> "Future[Vectors]":
         done = super().embed(texts)
+        self._wake.set()
+        return done
+
+    def forget(self, tenant: str) -> "Future[int]":
+        done = super().forget(tenant)
         self._wake.set()
         return done
 

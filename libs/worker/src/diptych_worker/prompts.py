@@ -64,6 +64,10 @@ class Prompts:
         # Others may wait for it too: who is cancelled here does not take it from them.
         return await asyncio.shield(self._fetching(ref))
 
+    def forget(self) -> None:
+        """Keep none: a kept prompt does not say whose it is, and whoever needs it fetches again."""
+        self._kept.clear()
+
     async def close(self) -> None:
         """Fetch no more."""
         going = list(self._coming.values())

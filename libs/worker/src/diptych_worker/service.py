@@ -11,7 +11,7 @@ from diptych_chassis.repeating import every
 from diptych_contracts import subjects
 from diptych_contracts.attempts import AttemptAsk, AttemptIs
 from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
-from diptych_contracts.control import KvAsk, KvSnapshot
+from diptych_contracts.control import ForgetTenant, KvAsk, KvSnapshot, TenantForgotten
 from diptych_contracts.errors import DiptychError, Refused, Transient, Unverified
 from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import (
@@ -54,6 +54,9 @@ _LOOK_S = 0.5
 _ASK_S = 2.0
 _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
+
+
+ControlAsk = KvAsk | BlocksQuery | ForgetTenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +281,25 @@ class Worker:
     async def _on_release(self, delivery: Delivery) -> Released:
         return self._take_over.release(delivery.decode(Release))
 
-    async def _on_control(self, delivery: Delivery) -> KvSnapshot | BlocksSnapshot:
-        ask: KvAsk | BlocksQuery = delivery.decode(KvAsk | BlocksQuery)
-        if isinstance(ask, KvAsk):
-            return self._take_over.snapshot(self._me, ask)
-        return self._blocks.snapshot()
+    async def _on_control(
+        self, delivery: Delivery
+    ) -> KvSnapshot | BlocksSnapshot | TenantForgotten:
+        ask: ControlAsk = delivery.decode(ControlAsk)
+        match ask:
+            case KvAsk():
+                return self._take_over.snapshot(self._me, ask)
+            case BlocksQuery():
+                return self._blocks.snapshot()
+            case ForgetTenant():
+                return await self._forget(ask.tenant)
+            case _:
+                assert_never(ask)
+
+    async def _forget(self, tenant: str) -> TenantForgotten:
+        self._prompts.forget()
+        dropped = await asyncio.wrap_future(self._engine.forget(tenant))
+        log.info("tenant_forgotten", sequences=dropped)
+        return TenantForgotten(worker=self._me, sequences=dropped)
 
     # Time
 

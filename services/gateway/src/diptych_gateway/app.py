@@ -131,6 +131,7 @@ def _application(ground: _Ground, generating: Generating) -> ASGIApp:
         told=ground.tenancy.allowances.headers,
         open_metrics=ground.settings.open_metrics,
         origins=ground.settings.cors_origins,
+        administering=ground.tenancy.administering,
     )
     return application(
         generating,

@@ -47,6 +47,9 @@ class Asked(Protocol):
     def gateway(self) -> Incarnation: ...
 
     @property
+    def tenant(self) -> str: ...
+
+    @property
     def model(self) -> str: ...
 
     @property

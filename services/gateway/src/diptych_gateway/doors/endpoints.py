@@ -21,6 +21,7 @@ from diptych_gateway.responses.bodies import ResponseBody
 from diptych_gateway.responses.checking import INCLUDED
 from diptych_gateway.responses.input_pages import ItemList
 from diptych_gateway.responses.objects import Deleted, ResponseObject
+from diptych_gateway.tenancy.admin_objects import AuditList, KeyList, TenantList, UsageList
 from diptych_gateway.texts.embedding_bodies import EmbeddingList, EmbeddingsBody
 from diptych_gateway.texts.tokenizing_bodies import (
     DetokenizeBody,
@@ -122,6 +123,7 @@ _UPLOAD = {
 CHAT, RESPONSES, TEXT = "Chat completions", "Responses", "Text"
 BATCHES = "Files and batches"
 MODELS, HEALTH, ABOUT = "Models", "Health", "This page"
+ADMIN = "Administration"
 TAGS = {
     CHAT: "Conversations whose client keeps them.",
     RESPONSES: "Conversations that the server may keep, turn by turn.",
@@ -129,6 +131,7 @@ TAGS = {
     BATCHES: "Many requests in a file, answered when there is room.",
     MODELS: "What is served.",
     HEALTH: "For those who watch.",
+    ADMIN: "With a key of role `admin` (usage: `viewer`, `operator` too); never without a key.",
     ABOUT: "What you read.",
 }
 _NEW = (*IDENTIFIED, *WITH_BODY, *GENERATING)
@@ -208,6 +211,20 @@ ENDPOINTS = (
     Endpoint(method="GET", path="/metrics", tag=HEALTH, says="What Prometheus scrapes.",
              refusals=(401, 403),
         media_type="text/plain"),
+    Endpoint(method="GET", path="/admin/v1/keys", tag=ADMIN,
+             says="All API keys, none of which can be used from what is told.",
+             answer=KeyList, refusals=(401, 403)),
+    Endpoint(method="GET", path="/admin/v1/tenants", tag=ADMIN,
+             says="All tenants, with their limits.", answer=TenantList, refusals=(401, 403)),
+    Endpoint(method="GET", path="/admin/v1/usage", tag=ADMIN,
+             says="What tenants used, per day.", answer=UsageList, refusals=(401, 403),
+             query=(Query("tenant", {"type": "string"}, "Only this one's."),
+                    Query("since", {"type": "string"}, "From this day on: 2026-01-31."))),
+    Endpoint(method="GET", path="/admin/v1/audit", tag=ADMIN,
+             says="Who did what to keys, tenants and the fleet.", answer=AuditList,
+             refusals=(401, 403),
+             query=(Query("actor", {"type": "string"}, "Only of those named so."),
+                    Query("action", {"type": "string"}, "Only this, or what begins so."))),
     Endpoint(method="GET", path="/openapi.json", tag=ABOUT, says="This document.",
              media_type="application/json"),
     Endpoint(method="GET", path="/docs", tag=ABOUT, says="This document, to be read.",

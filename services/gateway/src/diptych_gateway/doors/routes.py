@@ -25,6 +25,7 @@ from diptych_gateway.listening.reading import JSON
 from diptych_gateway.responses.serving import Answering, Responses
 from diptych_gateway.sockets.chat_socket import ChatSocket
 from diptych_gateway.sockets.responses_socket import ResponsesSocket
+from diptych_gateway.tenancy.administering import Administering, admin_right
 from diptych_gateway.tenancy.identity import Identity, Told
 from diptych_gateway.tenancy.keyring import Keyring
 from diptych_gateway.texts.embedding import Embeddings
@@ -66,6 +67,7 @@ class Guarding:
 
     keyring: Keyring
     told: Told
+    administering: Administering
     open_metrics: bool = False
     origins: tuple[str, ...] = ()
     """Sites whose pages are served."""
@@ -75,12 +77,14 @@ def application(
     generating: Generating, models: Models, *, guarding: Guarding, reasons: Reasons, rng: Random
 ) -> ASGIApp:
     """The whole of the gateway's HTTP side."""
-    router = Router(routes=routes(generating, models, reasons=reasons), redirect_slashes=False)
+    found = [*routes(generating, models, reasons=reasons), *guarding.administering.routes()]
+    router = Router(routes=found, redirect_slashes=False)
     guarded = Identity(
         router,
         keyring=guarding.keyring,
         needs=partial(needs, open_metrics=guarding.open_metrics),
         told=guarding.told,
+        denied=guarding.administering.denied,
     )
     return Origins(Envelope(guarded, rng=rng, endpoint=endpoint), guarding.origins, rng=rng)
 
@@ -179,6 +183,8 @@ def needs(method: str, path: str, *, open_metrics: bool = False) -> Right | None
         return None
     if path == METRICS:
         return Right.LOOK
+    if (right := admin_right(path)) is not None:
+        return right
     if method in ("GET", "HEAD") and (path == MODELS or path.startswith(f"{MODELS}/")):
         return Right.LIST
     return Right.ASK

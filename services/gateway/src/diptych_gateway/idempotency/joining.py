@@ -148,6 +148,7 @@ class Joining:
         patience_s = accept_s + _GIVE_UP_S + once.n_bytes / _BYTES_PER_S
         claim = Claim(
             digest=once.digest,
+            tenant=arrival.caller.tenant,
             request_id=arrival.request_id,
             gateway=identity.gateway,
             journal_seq=self.generations.in_flight.journal_seq,

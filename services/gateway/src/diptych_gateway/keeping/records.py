@@ -46,6 +46,9 @@ class Marked(Protocol):
     @property
     def deadline_unix_ms(self) -> int: ...
 
+    @property
+    def tenant(self) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
@@ -188,6 +191,7 @@ class Records:
             state=RecordState.CANCELLING,
             deadline_unix_ms=request.deadline_unix_ms,
             cancel_reason=wish.reason,
+            tenant=request.tenant,
         )
 
     @staticmethod

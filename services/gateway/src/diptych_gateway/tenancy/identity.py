@@ -5,7 +5,7 @@ may be a subprotocol, `diptych-api-key.<key>` or OpenAI's `openai-insecure-api-k
 never said back. Never in the query: that stands in logs.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,6 +23,8 @@ Needs = Callable[[str, str], Right | None]
 """The right that a method and path take; None: none at all."""
 Told = Callable[[Caller], Headers]
 """What a caller is told of its limits."""
+Denied = Callable[[Caller, str], Awaitable[None]]
+"""Hears of a caller that may not, and of the path."""
 
 
 class Identity:
@@ -33,13 +35,17 @@ class Identity:
         keyring: Knows the keys.
         needs: Which right a path takes.
         told: The headers of an answer to a caller with limits.
+        denied: Hears who was refused which path for lack of a right.
     """
 
-    def __init__(self, app: ASGIApp, *, keyring: Keyring, needs: Needs, told: Told) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keyring: Keyring, needs: Needs, told: Told, denied: Denied
+    ) -> None:
         self._app = app
         self._keyring = keyring
         self._needs = needs
         self._told = told
+        self._denied = denied
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         right = self._needs(scope.get("method", "GET"), scope["path"])
@@ -49,13 +55,33 @@ class Identity:
             caller = keyring.anybody if keyring.open else keyring.caller(_key(scope))
             state["caller"], state["tenant"] = caller, caller.tenant
             if not may(caller.role, right):
-                text = f"a key of role '{caller.role}' does not give the right to do this"
-                raise ApiError(403, text, code="forbidden")
-            if caller.holders and right is Right.ASK:
-                send = self._telling(caller, send)
+                await self._turn_away(caller, scope["path"])
+            if right is Right.ASK:
+                receive = self._judging_again(caller, receive)
+                if caller.holders:
+                    send = self._telling(caller, send)
         if scope.get("subprotocols") and (chosen := chosen_subprotocol(scope)):
             send = _accepting(chosen, send)
         await self._app(scope, receive, send)
+
+    async def _turn_away(self, caller: Caller, path: str) -> None:
+        """Say no, and write down who tried to do what an administrator does."""
+        if caller.role is None:
+            raise unauthenticated("this takes an API key of a role that may: see docs/security.md")
+        await self._denied(caller, path)
+        text = f"a key of role '{caller.role}' does not give the right to do this"
+        raise ApiError(403, text, code="forbidden")
+
+    def _judging_again(self, caller: Caller, receive: Receive) -> Receive:
+        """A body may take minutes to come: what its key is worth by then counts."""
+
+        async def receive_judged() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self._keyring.renewed(caller)
+            return message
+
+        return receive_judged
 
     def _telling(self, caller: Caller, send: Send) -> Send:
         async def send_told(message: Message) -> None:

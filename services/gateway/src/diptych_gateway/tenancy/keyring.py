@@ -22,7 +22,7 @@ from diptych_contracts.keys import (
 from diptych_contracts.streams import KEYS
 from diptych_gateway.errors import ApiError
 from diptych_gateway.tenancy.callers import ANONYMOUS, Caller, Holder
-from diptych_policy.access import Standing, anonymous, is_loopback, standing
+from diptych_policy.access import Standing, anonymous, closes, is_loopback, standing
 from diptych_telemetry import logger
 
 MAX_KEY_CHARS = 512
@@ -71,7 +71,7 @@ class Keyring:
         self._watch = await bucket.watch(self._on_change)
         self.loaded = True
         self._open_or_close()
-        if self.keys:
+        if self._closed_by:
             log.info("keys_known", keys=self.keys)
         elif self._loopback:
             log.info("serving_without_keys", host=self._host, reached_by="this machine alone")
@@ -93,6 +93,20 @@ class Keyring:
     def keys(self) -> int:
         """How many there are, counting or not."""
         return len(self._callers)
+
+    @property
+    def entries(self) -> list[KeyEntry]:
+        """All keys and tenants, the oldest first."""
+        return sorted(self._entries.values(), key=lambda entry: entry.created_unix_ms)
+
+    def stands(self, key: ApiKey) -> Standing:
+        """How a key stands now."""
+        return standing(key, self._tenant(key.tenant), now_unix_ms=self._bus.unix_ms())
+
+    @property
+    def _closed_by(self) -> int:
+        """Entries that close the door to those without a key."""
+        return sum(map(closes, self._entries.values()))
 
     def caller(self, key: str | None) -> Caller:
         """Who shows `key`; None: nobody shows any.
@@ -176,9 +190,7 @@ class Keyring:
         return entry if isinstance(entry, Tenant) else None
 
     def _open_or_close(self) -> None:
-        self.open = anonymous(
-            keys=len(self._callers), loopback=self._loopback, allowed=self._allowed
-        )
+        self.open = anonymous(keys=self._closed_by, loopback=self._loopback, allowed=self._allowed)
 
     def _inside(self, caller: Caller) -> Caller:
         """One that asks from inside, with the limits of its tenant as they are now."""

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from diptych_chassis.member import Member
 from diptych_gateway.settings import GatewaySettings
+from diptych_gateway.tenancy.administering import Administering
 from diptych_gateway.tenancy.allowances import Allowances
+from diptych_gateway.tenancy.auditing import Auditing
 from diptych_gateway.tenancy.keyring import Keyring
 from diptych_gateway.tenancy.metering import Metering
 
@@ -16,13 +18,16 @@ class TenancyRoom:
     keyring: Keyring
     allowances: Allowances
     metering: Metering
+    administering: Administering
 
 
 def tenancy_room(member: Member, settings: GatewaySettings) -> TenancyRoom:
     """The room."""
     bus = member.bus
+    keyring = Keyring(bus, host=settings.host, allowed=settings.allow_anonymous)
     return TenancyRoom(
-        keyring=Keyring(bus, host=settings.host, allowed=settings.allow_anonymous),
+        keyring=keyring,
+        administering=Administering(bus, keyring, Auditing(bus, member.now_s, member.rng)),
         allowances=Allowances(bus, member.incarnation, member.now_s),
         metering=Metering(bus),
     )
