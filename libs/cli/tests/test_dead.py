@@ -349,3 +349,20 @@ async def test_the_newest_retry_counts() -> None:
     assert [r.retried_as for r in grave.retries] == ["r2", "r3"]
     assert dead.facts(grave)["retried_as"] == "resp_r3"
     await bus.close()
+
+
+def test_a_retry_has_a_secret_of_its_own_and_none_is_shown(
+    stack: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever worked on the dead one knows voices made of the old one."""
+    old = a_request(ID, prompt_ids=(72, 73), secret=b"an older process")
+    stack.bury(a_dead(request=old))
+    dead.show_one(PLACE, ID, prompt=False)
+    assert "secret" not in capsys.readouterr().out
+    dead.retry(PLACE, [ID], every=False, again=False)
+    (request,) = stack.requests()
+    assert len(request.secret) == 16
+    assert request.secret != old.secret
+    stored = stack.response(response_id(request.request_id))
+    assert stored is not None
+    assert stored.secret == request.secret

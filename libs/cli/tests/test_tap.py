@@ -1,13 +1,18 @@
+import base64
 import json
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 
 from diptych_cli import tap
 from diptych_contracts.dead import DeadLetter
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.jobs import GenerateJob
 from diptych_contracts.journal import TokenEntry, TokenFrame
 from diptych_contracts.wire import Message, encode
+from diptych_testkit.builders import a_generation, a_request, an_end, tokens
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, 12000, tzinfo=UTC)
 FRAME = TokenFrame(
@@ -46,6 +51,25 @@ def test_a_message_is_one_line_with_its_type_and_without_its_token_ids() -> None
 
 def test_everything_is_shown_if_asked_for() -> None:
     assert tapped(encode(FRAME), everything=True)["message"]["entries"][0]["token_ids"] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_what_would_let_its_reader_speak_is_never_shown(everything: bool) -> None:
+    """Nor in the job that carries a voice; everything is less than that."""
+    voice, secret = b"v" * 16, b"s" * 16
+    job = GenerateJob(generation=a_generation(voice=voice))
+    frame = TokenFrame(worker=Incarnation("w"), entries=(tokens(5),), ends=(an_end(),))
+    spoken = msgspec.structs.replace(
+        frame,
+        entries=(msgspec.structs.replace(frame.entries[0], voice=voice),),
+        ends=(msgspec.structs.replace(frame.ends[0], voice=voice),),
+    )
+    for message in (job, spoken, a_request(secret=secret)):
+        line = tap.line("x", encode(message), everything=everything)
+        assert "<hidden>" in line
+        for hidden in (voice, secret):
+            assert hidden.decode() not in line
+            assert base64.b64encode(hidden).decode() not in line
 
 
 @pytest.mark.parametrize(("everything", "shown"), [(False, "<2 bytes>"), (True, "AP8=")])

@@ -30,13 +30,15 @@ def test_every_request_ends_once_whatever_happens(seed: int) -> None:
 def test_the_world_is_as_rough_as_it_should_be() -> None:
     """All kinds of ends are met, and attempts are lost."""
     reasons: Counter[EndReason] = Counter()
-    attempts = 0
+    attempts = forged = 0
     for seed in range(SEEDS, SEEDS + 20):
         world = run(seed)
         attempts += world.fences()
+        forged += world.refused()
         for record, _ in world.bucket.values():
             assert record.end is not None
             reasons[record.end.reason] += 1
     assert attempts > 40
+    assert forged > 10
     assert reasons[EndReason.LENGTH] > 20
     assert reasons[EndReason.CANCELLED] > 0

@@ -27,6 +27,7 @@ from diptych_contracts.wire import encode
 from diptych_gateway.app import assemble
 from diptych_gateway.service import Gateway
 from diptych_gateway.settings import GatewaySettings
+from diptych_policy.voices import attempt_voice, owner_voice
 from diptych_testkit.open_responses import check_conformity
 from diptych_testkit.tiny_gguf import CONTEXT_TOKENS, tiny_card
 from diptych_testkit.virtual_time import VirtualLoop
@@ -128,6 +129,7 @@ class Fleet:
             index=index,
             token_ids=tuple(ids),
             logprobs=logprobs,
+            voice=attempt_voice(request.secret, attempt),
         )
         ends = () if end is None else (self.end(request, end, attempt, index + len(ids)),)
         frame = TokenFrame(worker=WORKER, entries=(entry,) if ids else (), ends=ends)
@@ -140,10 +142,13 @@ class Fleet:
             reason=reason,
             tokens=tokens,
             report=REPORT,
+            voice=attempt_voice(request.secret, attempt),
         )
 
     def fence(self, request: Request, attempt: int) -> None:
-        self.bus.append(request.gateway, Fence(request_id=request.request_id, attempt=attempt))
+        voice = owner_voice(request.secret)
+        fence = Fence(request_id=request.request_id, attempt=attempt, voice=voice)
+        self.bus.append(request.gateway, fence)
 
     async def record(self, request: Request) -> RequestRecord | None:
         kept = await self.bus.bucket(REQUEST_RECORDS, RequestRecord).get(request.request_id)

@@ -22,6 +22,9 @@ def test_tokens_of_every_attempt_are_one_entry() -> None:
 
 
 def test_nothing_new_that_an_entry_says_is_left_out_unnoticed() -> None:
-    """Whoever adds a field keeps it in `answer_of`, and names it here."""
+    """Whoever adds a field keeps it in `answer_of`, and names it here.
+
+    A voice is not kept: who said it was checked when it was heard.
+    """
     names = {field.name for field in msgspec.structs.fields(TokenEntry)}
-    assert names == {"request_id", "attempt", "index", "token_ids", "logprobs"}
+    assert names == {"request_id", "attempt", "index", "token_ids", "logprobs", "voice"}

@@ -11,6 +11,7 @@ from diptych_contracts.idempotency import Claim, ClaimState, claim_key
 from diptych_contracts.journal import EndReason, TokenEntry, TokenFrame
 from diptych_contracts.requests import PriorityClass
 from diptych_contracts.streams import IDEMPOTENCY
+from diptych_policy.voices import attempt_voice
 
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
@@ -270,6 +271,7 @@ async def test_logprobs_are_kept_with_their_tokens(run_stack: Any) -> None:
             index=0,
             token_ids=tuple(ids),
             logprobs=chances,
+            voice=attempt_voice(request.secret, 1),
         )
         end = fleet.end(request, EndReason.STOP, 1, len(ids))
         frame = TokenFrame(worker="decode-worker-1", entries=(entry,), ends=(end,))

@@ -13,8 +13,10 @@ from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.errors import BusAway
 from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation
+from diptych_contracts.orders import Order, Signed
 from diptych_contracts.power import GovernorLease, PowerSetPoint
 from diptych_contracts.streams import LEASES, WORKERS
+from diptych_contracts.wire import decode
 from diptych_power_governor.app import serve
 from diptych_power_governor.leading import KEY, Leadership
 from diptych_power_governor.settings import GovernorSettings
@@ -66,7 +68,8 @@ async def watch_set_points(bus: Bus) -> list[PowerSetPoint]:
     seen: list[PowerSetPoint] = []
 
     def note(delivery: Delivery) -> None:
-        seen.append(delivery.decode(PowerSetPoint))
+        signed: Signed = delivery.decode(Signed)
+        seen.append(decode(decode(signed.content, Order).body, PowerSetPoint))
 
     await bus.subscribe(subjects.power(WORKER), note)
     return seen
@@ -136,6 +139,21 @@ async def test_one_holds_the_key_until_it_is_let_go() -> None:
     await first.let_go()
     assert not first.held
     assert await second.hold()
+
+
+async def test_the_epoch_rises_from_governor_to_governor_and_stays_while_one_leads() -> None:
+    """What a predecessor signed is refused by it, even if this one counts from one again."""
+    clock, bus = Clock(), MemoryBroker().connect("x")
+    epochs: list[int] = []
+    for name in ("g1", "g2", "g1-restarted"):
+        leads = leadership(bus, name, clock)
+        assert await leads.hold()
+        epochs.append(leads.epoch)
+        clock.now_s += 4
+        assert await leads.hold()
+        assert leads.epoch == epochs[-1]
+        await leads.let_go()
+    assert 0 < epochs[0] < epochs[1] < epochs[2]
 
 
 async def test_a_thawed_governor_sees_that_it_was_succeeded_before_it_acts() -> None:

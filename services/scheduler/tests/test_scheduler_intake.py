@@ -16,6 +16,7 @@ from diptych_contracts.streams import (
     REQUEST_RECORDS,
     REQUESTS,
     SCHEDULERS,
+    SECRET_HEADER,
     UNDELIVERED,
 )
 from diptych_contracts.wire import encode
@@ -55,6 +56,7 @@ async def the_dead(fleet: SmallFleet) -> DeadEntry:
     return entry
 
 
+SECRET = bytes(range(16))
 NONSENSE = Fence(request_id=REQUEST, attempt=1)
 SUBJECT = subjects.request("interactive", MODEL)
 
@@ -77,8 +79,8 @@ async def test_whoever_sent_what_is_no_request_is_told() -> None:
         fleet.scheduler("s1")
         fleet.scheduler("s2")
         await fleet.ready()
-        fleet.client.expect(REQUEST)
-        headers = {GATEWAY_HEADER: GATEWAY}
+        fleet.client.expect(REQUEST, SECRET)
+        headers = {GATEWAY_HEADER: GATEWAY, SECRET_HEADER: SECRET.hex()}
         await fleet.bus.store(SUBJECT, NONSENSE, msg_id=REQUEST, timeout_s=60, headers=headers)
         end = await fleet.client.ended(REQUEST)
         assert (end.reason, end.cause) == (EndReason.FAILED, Cause.UNREADABLE)

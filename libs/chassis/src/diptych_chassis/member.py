@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from secrets import token_bytes
 
 from diptych_bus.access import Access
 from diptych_bus.port import Bus
@@ -32,6 +33,8 @@ class Member:
     clock: Callable[[], float] = time.monotonic
     wall_ns: Callable[[], int] = time.time_ns
     """Wall clocks differ between hosts, and are set: only for what others must understand."""
+    secret_bytes: Callable[[int], bytes] = token_bytes
+    """What nobody can guess. Of `rng` they can: it also draws what everybody sees."""
     access: Access | None = None
     """Its identity, to sign with, and what it believes of others; None on a memory bus."""
     vitals: Vitals = field(default_factory=lambda: Vitals(time.monotonic()))

@@ -49,14 +49,14 @@ def run(
 ) -> int:
     """Live one life of `service`; gives the exit code."""
     rng = Random(secrets.randbits(128))
+    if not settings.core_dumps:
+        leave_none()
     try:
         me = admission.access(service, settings)
     except Permanent as err:
         setup(_telemetry(service, new_incarnation(service, rng), settings))
         return _report(err, ever_ready=False)
     setup(_telemetry(service, me.name, settings))
-    if not settings.core_dumps:
-        leave_none()
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(_live(service, me, settings, serve=serve, rng=rng))

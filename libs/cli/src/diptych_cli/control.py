@@ -1,16 +1,20 @@
 """The supervisor's ear: `Scale` orders from the bus become events, and are answered when done."""
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable
 
+from diptych_chassis.orders import Believing, Obeying, Refused
 from diptych_cli.orders import TellScaled, Wanted
 from diptych_cli.stack import SCALABLE
 from diptych_contracts.control import Scale, ScaleAnswer, ScaleDone, ScaleRefused
-from diptych_contracts.errors import Permanent
-from diptych_contracts.wire import decode
 
 _BY_SERVICE = {kind.service: kind for kind in SCALABLE.values()}
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class Control:
@@ -18,18 +22,23 @@ class Control:
 
     Args:
         tell: Where events go.
+        subject: Where orders come.
+        trust: Verifies who gives them; None: on a bus where nobody has an identity.
     """
 
-    def __init__(self, tell: Callable[[Wanted], None]) -> None:
+    def __init__(
+        self, tell: Callable[[Wanted], None], *, subject: str, trust: Believing | None
+    ) -> None:
         self._tell = tell
+        self._obeying = Obeying(subject, Scale, unix_ms=_unix_ms, trust=trust)
         self._waiting: dict[str, list[asyncio.Future[ScaleAnswer]]] = defaultdict(list)
         self._stopping = False
 
     async def answer(self, data: bytes) -> ScaleAnswer:
         """Do what a message asks, and say so once it is done."""
         try:
-            order: Scale = decode(data, Scale)
-        except Permanent as err:
+            order: Scale = self._obeying.order(data)
+        except Refused as err:
             return ScaleRefused(service="", reason=str(err))
         if reason := self._obstacle(order):
             return ScaleRefused(service=order.service, reason=reason)

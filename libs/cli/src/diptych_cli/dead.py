@@ -168,7 +168,8 @@ def _details(grave: Grave) -> dict[str, Any]:
         case DeadLetter():
             told |= {"subject": entry.subject, "bytes": len(entry.payload)}
     if request is not None:
-        told["request"] = msgspec.to_builtins(msgspec.structs.replace(request, prompt_ids=()))
+        shown = msgspec.structs.replace(request, prompt_ids=(), secret=b"")
+        told["request"] = msgspec.to_builtins(shown)
     told["retries"] = [
         {"as": response_id(r.retried_as), "at": _when(r.retried_unix_ms)} for r in grave.retries
     ]

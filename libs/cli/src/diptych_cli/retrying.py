@@ -8,6 +8,7 @@ is that of a gateway that never was; any gateway gives the answer, since it only
 import hashlib
 import time
 from dataclasses import dataclass
+from secrets import token_bytes
 
 import msgspec
 
@@ -23,11 +24,11 @@ from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredResponse, response_id
 from diptych_contracts.streams import (
     DEAD_PROMPTS,
-    GATEWAY_HEADER,
     PROMPTS,
     RESPONSES,
     RUNNING_RESPONSE_TTL_S,
 )
+from diptych_policy.voices import SECRET_BYTES
 
 RETRIED_FROM = "diptych_retried_from"
 """Key in the new response's metadata."""
@@ -69,6 +70,7 @@ def retry_of(grave: Grave, *, again: bool, now_unix_ms: int) -> Retry:
         created_unix_ms=now_unix_ms,
         resume=True,
         background=True,
+        secret=token_bytes(SECRET_BYTES),
     )
     return Retry(made, RequestId(grave.id))
 
@@ -127,7 +129,7 @@ async def _store(bus: Bus, retry: Retry) -> None:
         request,
         msg_id=request.request_id,
         timeout_s=_STORE_S,
-        headers={GATEWAY_HEADER: request.gateway},
+        headers=request.headers,
     )
 
 
@@ -161,4 +163,5 @@ def _stored(retry: Retry, old: StoredResponse | None) -> StoredResponse:
         background=True,
         metadata=(*metadata, (RETRIED_FROM, retry.of)),
         answer=None,
+        secret=request.secret,
     )

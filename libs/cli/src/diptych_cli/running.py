@@ -51,7 +51,7 @@ class Stack:
         self._supervisor = Supervisor(
             tuple(tuple(spec.service for spec in stage) for stage in stages), stack.counts(plan)
         )
-        self._control = Control(self._apply)
+        self._control = Control(self._apply, subject=subjects.control(me), trust=None)
         self._children: dict[str, children.Child] = {}
         self._names: dict[int, str] = {}
         self._details: dict[str, str] = {}

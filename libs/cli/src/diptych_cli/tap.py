@@ -17,6 +17,7 @@ from diptych_bus.jetstream.client import IdentifiedClient
 from diptych_cli import credentials
 from diptych_cli.failing import CliError
 from diptych_contracts import subjects
+from diptych_contracts.wire import HIDDEN
 
 EVERYTHING = ">"
 CHATTER = (
@@ -124,11 +125,22 @@ def line(subject: str, data: bytes, *, everything: bool, now: datetime | None = 
         message = None
     if isinstance(message, dict):
         facts["type"] = str(message.pop("type", ""))
+        message = without_secrets(message)
         facts["message"] = message if everything else without_ids(message)
     else:
         facts["type"] = ""
         facts["raw"] = _text(data)
     return msgspec.json.encode(facts, enc_hook=str).decode()
+
+
+def without_secrets(value: Any) -> Any:
+    """`value` without what would let its reader speak for a request."""
+    if isinstance(value, dict):
+        return {
+            key: "<hidden>" if key in HIDDEN else without_secrets(part)
+            for key, part in value.items()
+        }
+    return [without_secrets(part) for part in value] if isinstance(value, list) else value
 
 
 def without_ids(value: Any) -> Any:

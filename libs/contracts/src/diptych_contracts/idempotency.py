@@ -58,6 +58,8 @@ class Claim(Message, frozen=True, kw_only=True, tag="claim.1"):
     """Where a large answer is, if not here."""
     tenant: str = ""
     """Whose it is, so that a purge finds it; its name does not tell."""
+    secret: bytes = b""
+    """The request's."""
 
 
 def claim_key(tenant: str, endpoint: str, key: str) -> str:

@@ -27,6 +27,8 @@ class Generation(Message, frozen=True, kw_only=True, tag="generation.1"):
     budget_ms: int
     """Time left; made a monotonic deadline on arrival, since clocks differ."""
     prompt: PromptRef | None = None
+    voice: bytes = b""
+    """What the attempt's workers say in the journal they say with it (`policy.voices`)."""
 
     @property
     def prompt_tokens(self) -> int:

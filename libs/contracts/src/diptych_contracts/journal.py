@@ -1,7 +1,8 @@
 """The journal: what stream `TOKENS` stores about each request, in the one order that counts.
 
 A reader and a recoverer fold the same entries with `policy.journal`, so they agree on what was
-delivered.
+delivered. Whoever writes here says with each part who speaks: a voice (`policy.voices`) that only
+the request's gateway, its owner and the attempt's own workers know.
 """
 
 from enum import StrEnum
@@ -61,6 +62,8 @@ class TokenEntry(Message, frozen=True, kw_only=True, tag="token_entry.1"):
     token_ids: tuple[int, ...]
     logprobs: tuple[Chances, ...] = ()
     """One per token, where the request asked for them."""
+    voice: bytes = b""
+    """Who says it: `policy.voices`."""
 
 
 class End(Message, frozen=True, kw_only=True, tag="end.1"):
@@ -75,6 +78,8 @@ class End(Message, frozen=True, kw_only=True, tag="end.1"):
     report: Report | None = None
     cause: str = ""
     """Where it failed: one of `contracts.dead.Cause`."""
+    voice: bytes = b""
+    """Who says it: `policy.voices`."""
 
 
 class TokenFrame(Message, frozen=True, kw_only=True, tag="token_frame.1"):
@@ -90,6 +95,8 @@ class Fence(Message, frozen=True, kw_only=True, tag="fence.1"):
 
     request_id: RequestId
     attempt: int
+    voice: bytes = b""
+    """Who says it: `policy.voices`."""
 
 
 class Started(Message, frozen=True, kw_only=True, tag="started.1"):
@@ -100,6 +107,8 @@ class Started(Message, frozen=True, kw_only=True, tag="started.1"):
     worker: Incarnation
     phase: str
     """`prefill` or `decode`."""
+    voice: bytes = b""
+    """Who says it: `policy.voices`."""
 
 
 class AttemptFailed(Message, frozen=True, kw_only=True, tag="attempt_failed.1"):
@@ -112,6 +121,8 @@ class AttemptFailed(Message, frozen=True, kw_only=True, tag="attempt_failed.1"):
     reason: str
     detail: str = ""
     retryable: bool = True
+    voice: bytes = b""
+    """Who says it: `policy.voices`."""
 
 
 JournalEntry = TokenFrame | Fence | Started | AttemptFailed | End

@@ -8,6 +8,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.prompts import PromptRef
 from diptych_contracts.sampling import Sampling, Stopping
+from diptych_contracts.streams import GATEWAY_HEADER, SECRET_HEADER
 from diptych_contracts.wire import Message
 
 
@@ -68,6 +69,17 @@ class Request(Message, frozen=True, kw_only=True, tag="request.1"):
     """A prompt of more than `prompts.MAX_INLINE_TOKENS`."""
     answer_format: AnswerFormat | None = None
     """Which parts its answer has; None: text alone."""
+    secret: bytes = b""
+    """What the voices in its journal are made of (`policy.voices`): its gateway and the schedulers
+    know it, workers and people never. Empty: who speaks is not checked."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What is stored beside it: whom to tell, and with which voice, if it cannot be read."""
+        found: dict[str, str] = {GATEWAY_HEADER: self.gateway}
+        if self.secret:
+            found[SECRET_HEADER] = self.secret.hex()
+        return found
 
     @property
     def deadline_unix_ms(self) -> int:
@@ -194,3 +206,6 @@ class RequestRecord(Message, frozen=True, kw_only=True, tag="request_record.1"):
     prompt_tokens: int = 0
     cancel_reason: str = ""
     end: End | None = None
+    """Without a voice: whoever publishes it speaks for himself."""
+    secret: bytes = b""
+    """The request's."""

@@ -110,6 +110,8 @@ class StoredResponse(Message, frozen=True, kw_only=True, tag="stored_response.1"
     """JSON, as asked for."""
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
+    secret: bytes = b""
+    """The request's: its record goes long before its journal."""
 
     @property
     def response_id(self) -> str:

@@ -20,6 +20,9 @@ MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 """The server's limit for one message, headers included."""
 GATEWAY_HEADER = "Diptych-Gateway"
 """Of a stored request: whom to tell, even if it cannot be read."""
+SECRET_HEADER = "Diptych-Secret"
+"""Of a stored request: its secret in hex. If it cannot be read, its gateway must be told with a
+voice all the same, or it would not believe it."""
 MAX_MESSAGE_BYTES = 3_900_000
 """What `bus` accepts: beyond the server's limit the server closes the connection."""
 

@@ -11,11 +11,23 @@ import msgspec
 
 from diptych_contracts.errors import Permanent
 
+HIDDEN = frozenset({"secret", "voice"})
+"""Fields whose values are shown nowhere: not in a log, an assertion or `diptych tap`."""
+
 _encoder = msgspec.msgpack.Encoder()
+
+
+def _shown(name: str, value: object) -> str:
+    return f"<{name}>" if name in HIDDEN and value else repr(value)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A typed message. Subclasses set `tag="<name>.<version>"`."""
+
+    def __repr__(self) -> str:
+        """Everything but what nobody may read over a shoulder: `HIDDEN`."""
+        told = (f"{name}={_shown(name, getattr(self, name))}" for name in self.__struct_fields__)
+        return f"{type(self).__name__}({', '.join(told)})"
 
 
 @cache

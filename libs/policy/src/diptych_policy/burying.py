@@ -1,5 +1,7 @@
 """What is kept of a request that could not be served: for stream `DEAD`, and for the event."""
 
+import msgspec
+
 from diptych_contracts.dead import Cause, DeadRequest
 from diptych_contracts.events import RequestDied
 from diptych_contracts.journal import End, EndReason
@@ -25,7 +27,7 @@ def buried(
         scheduler=record.owner,
         cause=_cause(record, end),
         detail=end.detail,
-        request=request,
+        request=_without_secret(request),
         attempts=record.attempt,
         lost_attempts=record.lost_attempts,
         adoptions=record.adoptions,
@@ -44,6 +46,11 @@ def buried(
     request_id = record.request_id
     said = Announce(request_id, died, f"{request_id}.dead")
     return [said] if dead.cause is Cause.UNREADABLE else [Bury(request_id, dead), said]
+
+
+def _without_secret(request: Request | None) -> Request | None:
+    """A request that is tried again has a secret of its own."""
+    return None if request is None else msgspec.structs.replace(request, secret=b"")
 
 
 def _cause(record: RequestRecord, end: End) -> Cause:

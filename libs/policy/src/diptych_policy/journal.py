@@ -8,10 +8,15 @@ Rules, in stream order:
 3. The first `End` of the current attempt ends the request. One that names its number of tokens
    waits until they are there; if one that names none comes meanwhile (a cancel, an expiry), that
    is the end: a token lost for good must not keep a request open. After the end nothing counts.
+4. Where the request has a secret, a part counts only if its voice may say it (`voices`): an
+   attempt's tokens and facts with the attempt's, a fence with the owner's, an end with either.
+   Everything else is dropped and counted, as if it had not been said.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+import msgspec
 
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import (
@@ -24,6 +29,7 @@ from diptych_contracts.journal import (
     TokenEntry,
     TokenFrame,
 )
+from diptych_policy.voices import attempt_voice, owner_voice, same
 
 JournalPart = TokenEntry | End | Fence | Started | AttemptFailed
 """The part of a journal entry that is about one request."""
@@ -51,6 +57,13 @@ class Change:
 
 
 NOTHING = Change()
+FORGED = Change()
+"""Nothing either: the part was said with a wrong voice, by somebody who had no right to."""
+
+
+def spoken(end: End, secret: bytes) -> End:
+    """`end` as an owner or a gateway says it in the journal of the request with that secret."""
+    return msgspec.structs.replace(end, voice=owner_voice(secret))
 
 
 @dataclass(slots=True)
@@ -63,10 +76,22 @@ class RequestView:
     attempt_start: int = 0
     """How many tokens the answer had when the current attempt began."""
     end: End | None = None
+    """Without its voice: that is the journal's affair."""
+    secret: bytes = field(default=b"", repr=False)
+    """The request's; empty: whoever speaks is believed."""
+    forged: int = 0
+    """Parts that were dropped for their voice."""
     logprobs: list[Chances] | None = None
     """Of each token, for whoever sets it to a list; () where the journal says none."""
     _early: dict[int, TokenEntry] = field(default_factory=dict)
     _early_end: End | None = None
+    _voice: bytes = field(default=b"", init=False, repr=False)
+    """The current attempt's."""
+    _owner_voice: bytes = field(default=b"", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._voice = attempt_voice(self.secret, self.attempt)
+        self._owner_voice = owner_voice(self.secret)
 
     @property
     def attempt_has_tokens(self) -> bool:
@@ -78,22 +103,37 @@ class RequestView:
         if self.end is not None:
             return NOTHING
         match part:
-            case Fence(attempt=attempt):
-                return self._switch(attempt)
             case TokenEntry(attempt=attempt) if attempt == self.attempt:
+                if self.secret and not same(part.voice, self._voice):
+                    return self._refuse()
                 self._early.setdefault(part.index, part)
                 return self._drain()
+            case Fence(attempt=attempt) if attempt > self.attempt:
+                return self._switch(attempt) if self._owner_says(part) else self._refuse()
             case End(attempt=attempt) if attempt == self.attempt:
+                if not self._attempt_says(part) and not self._owner_says(part):
+                    return self._refuse()
                 if self._early_end is None or part.tokens is None:
                     self._early_end = part
                 return self._drain()
-            case _:
-                return NOTHING
+            case Started(attempt=attempt) | AttemptFailed(attempt=attempt):
+                if attempt == self.attempt and not self._attempt_says(part):
+                    return self._refuse()
+        return NOTHING
+
+    def _attempt_says(self, part: JournalPart) -> bool:
+        return not self.secret or same(part.voice, self._voice)
+
+    def _owner_says(self, part: JournalPart) -> bool:
+        return not self.secret or same(part.voice, self._owner_voice)
+
+    def _refuse(self) -> Change:
+        self.forged += 1
+        return FORGED
 
     def _switch(self, attempt: int) -> Change:
-        if attempt <= self.attempt:
-            return NOTHING
         self.attempt = attempt
+        self._voice = attempt_voice(self.secret, attempt)
         self.attempt_start = len(self.token_ids)
         self._early.clear()
         self._early_end = None
@@ -113,6 +153,6 @@ class RequestView:
                 self.logprobs.extend([()] * (len(self.token_ids) - len(self.logprobs)))
         end = self._early_end
         if end is not None and (end.tokens is None or end.tokens <= len(self.token_ids)):
-            self.end = end
+            self.end = msgspec.structs.replace(end, voice=b"") if end.voice else end
             self._early.clear()
         return Change(new_ids=tuple(self.token_ids[before:]), end=self.end)

@@ -40,6 +40,8 @@ class RequestUnreadable:
     gateway: Incarnation
     request_seq: int
     detail: str
+    secret: bytes = b""
+    """As its headers say it: its gateway believes no end without a voice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,16 @@ class Announce:
     """Whether what follows waits until it is stored."""
 
 
+@dataclass(frozen=True, slots=True)
+class Denounce:
+    """Say that somebody spoke in a request's journal with a wrong voice; once per request."""
+
+    request_id: RequestId
+    said: str
+    """What, by the name of its type."""
+    attempt: int
+
+
 Effect = (
     CreateRecord
     | SaveRecord
@@ -257,4 +269,5 @@ Effect = (
     | Bury
     | EraseRequest
     | Announce
+    | Denounce
 )

@@ -14,6 +14,7 @@ from diptych_policy.attendance import Attendance
 from diptych_policy.journal import RequestView
 from diptych_policy.prefixes import PromptBlocks
 from diptych_policy.routing import Company, Demand
+from diptych_policy.voices import attempt_voice, owner_voice
 
 
 class Stage(StrEnum):
@@ -127,6 +128,7 @@ class LiveRequest:
             stopping=request.stopping,
             budget_ms=max(0, self.record.deadline_unix_ms - unix_ms),
             prompt=request.prompt,
+            voice=attempt_voice(request.secret, self.record.attempt),
         )
         if assignment.mode is Mode.LOCAL:
             return GenerateJob(generation=generation)
@@ -141,7 +143,11 @@ class LiveRequest:
 
     def fence(self) -> Fence:
         """The announcement of the record's attempt."""
-        return Fence(request_id=self.record.request_id, attempt=self.record.attempt)
+        return Fence(
+            request_id=self.record.request_id,
+            attempt=self.record.attempt,
+            voice=owner_voice(self.request.secret),
+        )
 
     def cancel(self) -> Cancel:
         """The order to stop the record's attempt and all before it."""

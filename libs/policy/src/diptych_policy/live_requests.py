@@ -22,7 +22,7 @@ from diptych_policy.attendance import Attendance, grace_s
 from diptych_policy.burying import buried, is_dead
 from diptych_policy.drain_rate import DrainRate
 from diptych_policy.fleet import Fleet
-from diptych_policy.journal import RequestView
+from diptych_policy.journal import RequestView, spoken
 from diptych_policy.lifecycle import (
     Announce,
     CancelWork,
@@ -130,7 +130,7 @@ class LiveRequests:
         live = LiveRequest(
             request=request,
             record=record,
-            view=RequestView(request.request_id),
+            view=RequestView(request.request_id, secret=request.secret),
             arrival=self._arrivals,
             stage=stage,
             since_s=self._now_s,
@@ -260,7 +260,7 @@ class LiveRequests:
         gateway = live.record.gateway
         unfenced = live.view.attempt < live.record.attempt
         fence: list[Effect] = [PublishFence(gateway, live.fence())] if unfenced else []
-        return [*fence, PublishEnd(gateway, end)]
+        return [*fence, PublishEnd(gateway, spoken(end, live.request.secret))]
 
     def _close(self, live: LiveRequest, end: End, end_seq: int) -> list[Effect]:
         self._forget(live)

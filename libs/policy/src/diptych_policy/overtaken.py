@@ -2,8 +2,9 @@
 
 A worker hears of a fence by the cancel that follows it. That word can be lost with its sender: the
 worker was frozen and its scheduler died, or a scheduler that slept sends a job long given up. So a
-worker looks its attempts up in the records, from their first second on: what it holds in vain is
-free a few seconds later, whoever died.
+worker asks the schedulers for its attempts, from their first second on: what it holds in vain is
+free a few seconds later, whoever died. It cannot look them up itself: the records hold the secrets
+that its own voice is made of (`voices`).
 """
 
 from collections.abc import Iterable

@@ -42,13 +42,14 @@ from diptych_policy.deadlines import (
     overdue,
 )
 from diptych_policy.fleet import Fleet
-from diptych_policy.journal import Change, JournalPart, RequestView
+from diptych_policy.journal import FORGED, Change, JournalPart, RequestView, spoken
 from diptych_policy.lifecycle import (
     AdoptionLost,
     Announce,
     AnswersAttended,
     CancelUnheard,
     CreateRecord,
+    Denounce,
     Effect,
     Event,
     JobAnswered,
@@ -77,6 +78,8 @@ class Ledger(RecordNews):
     def __init__(self, me: Incarnation, fleet: Fleet, limits: Limits | None = None) -> None:
         super().__init__(me, fleet, limits or Limits())
         self.log: deque[Event] = deque(maxlen=256)
+        self.forged = 0
+        """Parts of journals that were dropped for their voice."""
 
     def peers(self) -> set[Incarnation]:
         """Schedulers that own other live records, and gateways of these: watch them for absence."""
@@ -125,6 +128,7 @@ class Ledger(RecordNews):
             head=request.head,
             tenant=request.tenant,
             prompt_tokens=request.prompt_tokens,
+            secret=request.secret,
         )
         live = self._enter(request, record, Stage.CREATING)
         if event.deliveries >= self._limits.max_deliveries:
@@ -148,6 +152,7 @@ class Ledger(RecordNews):
             request_seq=event.request_seq,
             tenant="",
             end=end,
+            secret=event.secret,
         )
         return [CreateRecord(record), *self._bury(record, end)]
 
@@ -190,9 +195,12 @@ class Ledger(RecordNews):
         self._forget_foreign(record.request_id)
         if record.request_id in self._live:
             return []
-        view = RequestView(record.request_id)
+        if request is not None and not record.secret:  # an older scheduler wrote it
+            record = msgspec.structs.replace(record, secret=request.secret)
+        view = RequestView(record.request_id, secret=record.secret)
         for part in event.parts:
             view.apply(part)
+        self.forged += view.forged
         if view.end is not None:
             record = msgspec.structs.replace(record, journal_end_seq=event.until_seq)
             return self._closed(record, view.end, request=request, tokens=len(view.token_ids))
@@ -223,7 +231,7 @@ class Ledger(RecordNews):
     def _bury(self, record: RequestRecord, end: End, *, tokens: int = 0) -> list[Effect]:
         """Nobody can serve it: say so and close."""
         closed = self._closed(record, end, request=None, tokens=tokens)
-        return [PublishEnd(record.gateway, end), *closed]
+        return [PublishEnd(record.gateway, spoken(end, record.secret)), *closed]
 
     def _continue(self, live: LiveRequest) -> list[Effect]:
         """Go on where the dead owner stopped."""
@@ -256,6 +264,8 @@ class Ledger(RecordNews):
         if live is None or live.stage is Stage.CREATING:
             return []
         change = self._fold(live, event.part)
+        if change is FORGED:
+            return self._denounced(live, event.part)
         if live.view.attempt > live.record.attempt:  # the fence of another owner, of which the
             return self._forget(live)  # bucket has yet to tell: this one slept
         if change.new_ids and len(change.new_ids) == len(live.view.token_ids):
@@ -270,15 +280,27 @@ class Ledger(RecordNews):
 
     def _fold(self, live: LiveRequest, part: JournalPart) -> Change:
         """Take note of `part`."""
-        if isinstance(part, Started) and part.attempt == live.record.attempt:
-            live.decode_started = live.decode_started or part.phase == "decode"
-            if live.decode_started:
-                self._release(live, keep=part.worker)
         change = live.view.apply(part)
+        if isinstance(part, Started) and change is not FORGED:
+            self._started(live, part)
         if change.new_ids:
             live.progress_s = self._now_s
             live.failures = live.refusals = 0
         return change
+
+    def _started(self, live: LiveRequest, started: Started) -> None:
+        """A worker has begun; of an attempt without a fence yet nobody has a job."""
+        if started.attempt == live.record.attempt == live.view.attempt:
+            live.decode_started = live.decode_started or started.phase == "decode"
+            if live.decode_started:
+                self._release(live, keep=started.worker)
+
+    def _denounced(self, live: LiveRequest, part: JournalPart) -> list[Effect]:
+        """Somebody spoke who had no right to: counted each time, told once."""
+        self.forged += 1
+        said = str(type(part).__struct_config__.tag).partition(".")[0]
+        request_id = live.record.request_id
+        return [Denounce(request_id, said, part.attempt)] if live.view.forged == 1 else []
 
     def _refill(self, live: LiveRequest) -> list[Effect]:
         """The fence is in the journal: the answer so far is the prefix of the new attempt."""

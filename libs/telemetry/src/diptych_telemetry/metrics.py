@@ -58,6 +58,9 @@ class ProcessMetrics:
         self.bus_connected = gauge("bus_connected", "1 while the bus is there.")
         self.tasks = gauge("tasks", "Tasks of the service's event loop.")
         self.beats = counter("beats_total", "Signs of life sent.")
+        self.orders_refused = counter(
+            "orders_refused_total", "Orders that were not obeyed, by why.", "reason"
+        )
 
 
 class GatewayMetrics:
@@ -71,6 +74,10 @@ class GatewayMetrics:
             "gateway_ended_total", "Generations ended, by reason.", "model", "reason"
         )
         self.open_streams = gauge("gateway_open_streams", "Generations being delivered.")
+        self.forged = counter(
+            "gateway_forged_entries_total",
+            "Journal entries dropped because their voice had no right to say them.",
+        )
         self.duration = histogram(
             "gateway_request_duration_seconds",
             "From the request's arrival to its last byte.",
@@ -100,6 +107,10 @@ class SchedulerMetrics:
         self.routed = counter("scheduler_routed_total", "Attempts sent to workers.", "mode")
         self.refused = counter("scheduler_refused_total", "Jobs refused by workers.", "reason")
         self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
+        self.forged = counter(
+            "scheduler_forged_entries_total",
+            "Journal entries dropped because their voice had no right to say them.",
+        )
         self.adoptions = counter("scheduler_adoptions_total", "Records taken over.")
         self.members_lost = counter("scheduler_members_lost_total", "Members declared dead.")
         self.members_returned = counter(

@@ -16,10 +16,11 @@ from diptych_contracts.fleet import Beat
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import Request
-from diptych_contracts.streams import GATEWAY_HEADER
 from diptych_gateway.keeping.records import Records
 from diptych_policy.journal import RequestView, parts
+from diptych_policy.voices import secret_of
 
+_KEY = b"of requests that were given no secret"
 _BEAT_S = 0.1
 _PAUSE_S = 0.05
 
@@ -59,12 +60,15 @@ class BusClient:
             await asyncio.wait(going)
             await self._following.close()
 
-    async def send(self, request: Request) -> None:
-        """Store a request, as a gateway does."""
+    async def send(self, request: Request, *, voices: bool = True) -> None:
+        """Store a request, as a gateway does; without `voices`, as an old one did."""
         request = msgspec.structs.replace(
-            request, gateway=self._me, created_unix_ms=self._unix_ms()
+            request,
+            gateway=self._me,
+            created_unix_ms=self._unix_ms(),
+            secret=secret_of(_KEY, request.request_id) if voices else b"",
         )
-        self.expect(request.request_id)
+        self.expect(request.request_id, request.secret)
         subject = subjects.request(request.priority_class, request.model)
         while True:
             try:
@@ -73,7 +77,7 @@ class BusClient:
                     request,
                     msg_id=request.request_id,
                     timeout_s=2.0,
-                    headers={GATEWAY_HEADER: self._me},
+                    headers=request.headers,
                 )
             except BusAway:  # it may be stored: ask again with the same id
                 await asyncio.sleep(_PAUSE_S)
@@ -85,9 +89,9 @@ class BusClient:
         mine = msgspec.structs.replace(request, gateway=self._me)
         self._records.cancel(mine, "the client left")
 
-    def expect(self, request_id: RequestId) -> None:
+    def expect(self, request_id: RequestId, secret: bytes = b"") -> None:
         """Hear of a request that somebody else sends."""
-        self.views[request_id] = RequestView(request_id)
+        self.views[request_id] = RequestView(request_id, secret=secret)
         self.delivered[request_id] = []
 
     async def ended(self, request_id: str, timeout_s: float = 60.0) -> End:

@@ -32,6 +32,7 @@ from diptych_policy.lifecycle import (
     CancelUnheard,
     CancelWork,
     CreateRecord,
+    Denounce,
     Effect,
     EraseRequest,
     Event,
@@ -93,12 +94,17 @@ class World:
         for _ in range(2):
             self.add_scheduler()
         for number in range(requests):
-            request = a_request(f"r{number}", stopping=a_request().stopping)
-            request = msgspec.structs.replace(
-                request, stopping=msgspec.structs.replace(request.stopping, max_tokens=TOKENS)
+            request = a_request(
+                f"r{number}",
+                stopping=msgspec.structs.replace(a_request().stopping, max_tokens=TOKENS),
+                secret=b"secret of r%d" % number,
             )
             self.requests[request.request_id] = self.stored[request.request_id] = request
             self.unacknowledged.add(request.request_id)
+
+    def view(self, request_id: RequestId) -> RequestView:
+        """A request as its reader begins with it."""
+        return RequestView(request_id, secret=self.requests[request_id].secret)
 
     # Members
 
@@ -234,7 +240,7 @@ class World:
             case Announce(event=event, msg_id=msg_id) if msg_id.endswith(".end"):
                 told = self.events.setdefault(msg_id, event)
                 assert told == event, f"{msg_id} was told in two ways"
-            case Announce() | Bury():
+            case Announce() | Bury() | Denounce():
                 pass
             case _:
                 raise AssertionError(effect)
@@ -265,7 +271,7 @@ class World:
         assert first == effect.worker, f"{key} was sent to {first} and {effect.worker}"
         if effect.attempt == 1:
             return
-        view = RequestView(effect.request_id)
+        view = self.view(effect.request_id)
         for part in self.journal:
             if part.request_id == effect.request_id:
                 view.apply(part)
@@ -301,14 +307,18 @@ class World:
         running = worker.running[key]
         request_id, attempt = key
         if self.rng.random() < 0.05:
-            self._say(worker, failed(worker, key, RefusalReason.UNVERIFIED_KV))
+            self._say(worker, failed(worker, running.job, RefusalReason.UNVERIFIED_KV))
             self._leave(worker, key)
             return
-        self._say(worker, token(key, running.index))
+        self._say(worker, token(running.job, running.index))
         running.index += 1
         if running.index >= TOKENS:
             end = End(
-                request_id=request_id, attempt=attempt, reason=EndReason.LENGTH, tokens=TOKENS
+                request_id=request_id,
+                attempt=attempt,
+                reason=EndReason.LENGTH,
+                tokens=TOKENS,
+                voice=running.job.generation.voice,
             )
             self._say(worker, end)
             self._leave(worker, key)
@@ -320,14 +330,20 @@ class World:
         decode = self.workers.get(running.job.decode_worker)
         taken = decode is not None and decode.up and not decode.frozen
         if decode is None or not taken:
-            self._say(worker, failed(worker, key, RefusalReason.NO_ROOM))
+            self._say(worker, failed(worker, running.job, RefusalReason.NO_ROOM))
         elif isinstance(decode.admission.admit(*key, 16, may_wait=False), NotAdmitted):
-            self._say(worker, failed(decode, key, RefusalReason.NO_ROOM))
+            self._say(worker, failed(decode, running.job, RefusalReason.NO_ROOM))
         else:
             decode.running[key] = Running(running.job, running.index, "decode")
-            started = Started(request_id=key[0], attempt=key[1], worker=decode.name, phase="decode")
+            started = Started(
+                request_id=key[0],
+                attempt=key[1],
+                worker=decode.name,
+                phase="decode",
+                voice=running.job.generation.voice,
+            )
             self._say(decode, started)
-            self._say(decode, token(key, running.index - 1))
+            self._say(decode, token(running.job, running.index - 1))
         self._leave(worker, key)
 
     def _say(self, worker: Worker, part: JournalPart) -> None:

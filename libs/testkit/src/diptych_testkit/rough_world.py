@@ -7,9 +7,11 @@ import msgspec
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import RecordState
-from diptych_policy.journal import RequestView
+from diptych_policy.journal import RequestView, spoken
 from diptych_policy.lifecycle import MemberWasLost, Ticked
+from diptych_policy.voices import attempt_voice, owner_voice
 from diptych_testkit.builders import GATEWAY
+from diptych_testkit.forgeries import forgeries
 from diptych_testkit.ledger_world import TOKENS, World
 from diptych_testkit.world_members import said
 
@@ -28,6 +30,7 @@ class RoughWorld(World):
     def __init__(self, seed: int, *, requests: int = 4, trouble_frac: float = 0.02) -> None:
         super().__init__(Random(seed), requests=requests)
         self._trouble_frac = trouble_frac
+        self.forged = 0
 
     def step(self) -> None:
         """The next thing."""
@@ -56,7 +59,7 @@ class RoughWorld(World):
 
     def trouble(self) -> None:
         """Something that should not happen, but does."""
-        match self.rng.randrange(7):
+        match self.rng.randrange(8):
             case 0:
                 self._kill_worker()
             case 1:
@@ -71,6 +74,24 @@ class RoughWorld(World):
                 self._thaw_scheduler()
             case 6:
                 self._cancel()
+            case 7:
+                self._forge()
+
+    def _forge(self) -> None:
+        """A worker speaks for what it was never given: the world goes on as if it had not."""
+        request = self.rng.choice(list(self.requests.values()))
+        kept = self.bucket.get(request.request_id)
+        attempt = self.rng.randint(1, kept[0].attempt + 1 if kept else 1)
+        others = [a for a in range(1, attempt + 3) if a != attempt]
+        other = self.rng.choice(list(self.requests.values()))
+        voices = [b"", b"x" * 16, attempt_voice(request.secret, self.rng.choice(others))]
+        if other is not request:
+            voices += [attempt_voice(other.secret, attempt), owner_voice(other.secret)]
+        said = forgeries(
+            request.request_id, attempt, self.rng.choice(voices), index=self.rng.randrange(TOKENS)
+        )
+        self.journal.append(self.rng.choice(said))
+        self.forged += 1
 
     def _kill_worker(self) -> None:
         worker = self.rng.choice([w for w in self.workers.values() if w.up])
@@ -122,7 +143,7 @@ class RoughWorld(World):
         end = End(request_id=record.request_id, attempt=record.attempt, reason=EndReason.EXPIRED)
         self.write(msgspec.structs.replace(record, state=RecordState.ENDING, end=end))
         if self.rng.random() < 0.7:  # else it dies before it can say so
-            self.journal.append(end)
+            self.journal.append(spoken(end, record.secret))
 
     # The end
 
@@ -151,7 +172,7 @@ class RoughWorld(World):
     def check_outcome(self) -> None:
         """Each request ended once, with an unbroken answer, and left nothing."""
         for request_id in self.requests:
-            view = RequestView(request_id)
+            view = self.view(request_id)
             for part in self.journal:
                 if part.request_id == request_id:
                     view.apply(part)
@@ -169,4 +190,16 @@ class RoughWorld(World):
 
     def fences(self) -> int:
         """How many attempts were announced."""
-        return sum(isinstance(part, Fence) for part in self.journal)
+        fences = [part for part in self.journal if isinstance(part, Fence)]
+        secret = {request_id: request.secret for request_id, request in self.requests.items()}
+        return sum(part.voice == owner_voice(secret[part.request_id]) for part in fences)
+
+    def refused(self) -> int:
+        """How many parts every reader drops for their voice."""
+        return sum(view.forged for view in self._views())
+
+    def _views(self) -> list[RequestView]:
+        views = {request_id: self.view(request_id) for request_id in self.requests}
+        for part in self.journal:
+            views[part.request_id].apply(part)
+        return list(views.values())

@@ -114,6 +114,7 @@ class SmallFleet:
             rng=Random(name),
             clock=clock,
             wall_ns=lambda: self.unix_ms(name) * 1_000_000,
+            secret_bytes=Random(f"secret of {name}").randbytes,
             vitals=Vitals(clock()),
         )
         return member, context

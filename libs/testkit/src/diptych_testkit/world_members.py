@@ -86,13 +86,25 @@ class Scheduler:
         self.closed: set[RequestId] = set()
 
 
-def token(key: tuple[RequestId, int], index: int) -> TokenEntry:
+def token(job: Job, index: int) -> TokenEntry:
     """What a worker says of one token."""
-    request_id, attempt = key
-    token_ids = (said(request_id, index),)
-    return TokenEntry(request_id=request_id, attempt=attempt, index=index, token_ids=token_ids)
+    generation = job.generation
+    return TokenEntry(
+        request_id=generation.request_id,
+        attempt=generation.attempt,
+        index=index,
+        token_ids=(said(generation.request_id, index),),
+        voice=generation.voice,
+    )
 
 
-def failed(worker: Worker, key: tuple[RequestId, int], reason: RefusalReason) -> AttemptFailed:
+def failed(worker: Worker, job: Job, reason: RefusalReason) -> AttemptFailed:
     """What a worker says that cannot go on."""
-    return AttemptFailed(request_id=key[0], attempt=key[1], worker=worker.name, reason=reason)
+    generation = job.generation
+    return AttemptFailed(
+        request_id=generation.request_id,
+        attempt=generation.attempt,
+        worker=worker.name,
+        reason=reason,
+        voice=generation.voice,
+    )

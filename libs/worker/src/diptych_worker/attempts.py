@@ -60,6 +60,11 @@ class Attempt:
         return self.job.generation.gateway
 
     @property
+    def voice(self) -> bytes:
+        """What it says there it says with this."""
+        return self.job.generation.voice
+
+    @property
     def phase(self) -> Phase:
         """What this worker does of it."""
         match self.job:

@@ -66,6 +66,7 @@ class Decoding:
             attempt=job.generation.attempt,
             worker=self._worker,
             phase=attempt.phase,
+            voice=attempt.voice,
         )
         self._bus.append(attempt.gateway, started)
         self._bus.append(attempt.gateway, _taken_over(self._worker, job))
@@ -108,5 +109,6 @@ def _taken_over(worker: Incarnation, job: DecodeJob) -> TokenFrame:
         index=len(generation.prefix_ids),
         token_ids=job.first_ids,
         logprobs=job.first_logprobs,
+        voice=generation.voice,
     )
     return TokenFrame(worker=worker, entries=(entry,))

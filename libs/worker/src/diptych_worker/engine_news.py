@@ -73,6 +73,7 @@ class EngineNews:
             reason=refused.reason,
             detail=str(err),
             retryable=not _never_works(err),
+            voice=attempt.voice,
         )
         self._journal.append(attempt.gateway, failed)
 
@@ -93,7 +94,7 @@ class EngineNews:
                     self._metrics.started(attempt)
                 case NewTokens():
                     if news.token_ids:
-                        entries[attempt.gateway].append(_entry(news))
+                        entries[attempt.gateway].append(_entry(news, attempt.voice))
                     end = self._take_tokens(attempt, news)
                     if end is not None:
                         ends[attempt.gateway].append(end)
@@ -140,6 +141,7 @@ class EngineNews:
             reason=news.finish,
             tokens=news.index + len(news.token_ids),
             report=attempt.report(now_s),
+            voice=attempt.voice,
         )
 
     def _drop(self, attempt: Attempt, reason: str, detail: str, *, permanent: bool = False) -> None:
@@ -162,11 +164,12 @@ def _never_works(err: DiptychError) -> bool:
     return isinstance(err, Permanent) and not isinstance(err, Incompatible)
 
 
-def _entry(news: NewTokens) -> TokenEntry:
+def _entry(news: NewTokens, voice: bytes) -> TokenEntry:
     return TokenEntry(
         request_id=news.key.request_id,
         attempt=news.key.attempt,
         index=news.index,
         token_ids=news.token_ids,
         logprobs=news.logprobs,
+        voice=voice,
     )

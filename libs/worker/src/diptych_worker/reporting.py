@@ -2,6 +2,7 @@
 
 from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
+from diptych_chassis.orders import obeying
 from diptych_contracts import subjects
 from diptych_contracts.fleet import WorkerLoad
 from diptych_contracts.power import PowerSetPoint
@@ -47,6 +48,7 @@ class Reports:
         self._waits = waits
         self._embedding = embedding
         self._exhaustion = Exhaustion()
+        self._power = obeying(member, subjects.power(member.incarnation), PowerSetPoint)
 
     async def send(self) -> None:
         """Judge, measure, and tell everybody."""
@@ -59,8 +61,10 @@ class Reports:
         await self._member.bus.publish(subjects.load(self._member.incarnation), report)
 
     def set_power(self, delivery: Delivery) -> None:
-        """A set-point came."""
-        self._device.apply(delivery.decode(PowerSetPoint), self._member.now_s())
+        """A set-point came: it counts if whoever governs has signed it."""
+        set_point: PowerSetPoint | None = self._power.heard(delivery.data)
+        if set_point is not None:
+            self._device.apply(set_point, self._member.now_s())
 
     def _load(self) -> WorkerLoad:
         load = self._engine.load()

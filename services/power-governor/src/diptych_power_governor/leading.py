@@ -30,6 +30,8 @@ class Leadership:
         self._ttl_s = ttl_s
         self._now_s = now_s
         self._revision: int | None = None
+        self.epoch = 0
+        """The revision at which this process took the key: it rises from governor to governor."""
         self._confirmed_s = now_s() - ttl_s
 
     @property
@@ -42,7 +44,7 @@ class Leadership:
         if not self.held or self._age_s >= self._ttl_s / 3:
             began_s = self._now_s()
             try:
-                self._revision = await self._write()
+                await self._take()
                 self._confirmed_s = began_s
             except Conflict:
                 await self._read_back()
@@ -60,6 +62,12 @@ class Leadership:
     def _age_s(self) -> float:
         return self._now_s() - self._confirmed_s
 
+    async def _take(self) -> None:
+        took = self._revision is None
+        self._revision = await self._write()
+        if took:
+            self.epoch = self._revision
+
     async def _write(self) -> int:
         if self._revision is None:
             return await self._bucket.create(KEY, self._lease, ttl_s=self._ttl_s)
@@ -73,4 +81,4 @@ class Leadership:
         except Transient:
             return
         if kept is not None and kept.value == self._lease:
-            self._revision = kept.revision
+            self._revision = self.epoch = kept.revision

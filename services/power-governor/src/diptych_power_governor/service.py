@@ -5,6 +5,7 @@ import contextlib
 
 from diptych_bus.port import Delivery, Gone, Kept
 from diptych_chassis.draining import Drain
+from diptych_chassis.orders import orders_of
 from diptych_chassis.running import Member
 from diptych_contracts import subjects
 from diptych_contracts.errors import Transient
@@ -12,6 +13,7 @@ from diptych_contracts.fleet import WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.power import PowerSetPoint
 from diptych_contracts.streams import WORKERS
+from diptych_policy.orders import MAX_VALID_MS
 from diptych_policy.power import (
     LoadSeen,
     PowerEvent,
@@ -48,6 +50,7 @@ class GovernorService:
         self._changes: dict[str, PowerEvent] = {}
         """The newest change of each registration since the last turn."""
         self._caps_w: dict[Incarnation, float] = {}
+        self._orders = orders_of(member)
         self._sequence = 0
         self._led = False
 
@@ -116,7 +119,14 @@ class GovernorService:
             cap_w=effect.cap_w,
             lease_ms=round(self._settings.lease_s * 1000),
         )
-        await self._bus.publish(subjects.power(effect.worker), set_point)
+        subject = subjects.power(effect.worker)
+        order = self._orders.signed(
+            subject,
+            set_point,
+            epoch=self._leadership.epoch,
+            valid_ms=min(set_point.lease_ms, MAX_VALID_MS),
+        )
+        await self._bus.publish(subject, order)
         metrics.power().set_points.inc()
         if self._caps_w.get(effect.worker) != effect.cap_w:
             self._caps_w[effect.worker] = effect.cap_w

@@ -15,6 +15,7 @@ from diptych_contracts.streams import (
     GATEWAY_HEADER,
     REQUESTS,
     SCHEDULERS,
+    SECRET_HEADER,
     UNDELIVERED,
     UNDELIVERED_SCHEDULERS,
     ConsumerSpec,
@@ -160,8 +161,9 @@ class Intake:
         if self._recorded(request.request_id):
             await pulled.ack()  # the server forgot the first one
             return
-        await self._journals.follow(request.gateway)
         journal_seq = (await self._bus.span()).last_seq
+        # Last, so that the ledger knows of the request before anybody looks which journals idle.
+        await self._journals.follow(request.gateway)
         self._records.expect(request.request_id, pulled)
         self._tell(RequestArrived(request, seq, journal_seq, deliveries, pulled.stored_unix_ms))
 
@@ -174,7 +176,10 @@ class Intake:
             raise Permanent(reason)
         self._records.expect(RequestId(request_id), pulled)
         detail = f"this scheduler cannot read the stored request: {reason}"
-        self._tell(RequestUnreadable(RequestId(request_id), Incarnation(gateway), seq, detail))
+        secret = _secret_in(delivery)
+        self._tell(
+            RequestUnreadable(RequestId(request_id), Incarnation(gateway), seq, detail, secret)
+        )
 
     async def _give_up(self, pulled: Pulled) -> None:
         """A request that nobody took on in time: it gets its record and its end now.
@@ -190,3 +195,11 @@ class Intake:
         log.warning(UNDELIVERED.name.lower(), seq=said.stream_seq, deliveries=said.deliveries)
         elsewhere = self._elsewhere(said.stream_seq, said.deliveries)
         await self._take_on(pulled, said.stream_seq, stored, elsewhere)
+
+
+def _secret_in(delivery: Delivery) -> bytes:
+    """The secret of a request that cannot be read; empty if its headers say none."""
+    try:
+        return bytes.fromhex(delivery.headers.get(SECRET_HEADER, ""))
+    except ValueError:
+        return b""

@@ -1,6 +1,7 @@
 """The journals of the gateways this scheduler serves: followed live, read back on adoption."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class Journals:
         self._followed: dict[Incarnation, Subscription] = {}
         self._following = asyncio.Lock()
         self._held_back: dict[RequestId, list[tuple[int, JournalPart]]] = {}
+        self._reading: Counter[Incarnation] = Counter()
+        """Journals that are read back: the ledger does not know of those requests yet."""
 
     async def follow(self, gateway: Incarnation) -> None:
         """Read `gateway`'s journal from now on; does nothing if it is read already."""
@@ -45,12 +48,19 @@ class Journals:
     async def unfollow_idle(self, alive: Callable[[Incarnation], bool]) -> None:
         """Leave the journals of gateways that are gone and have no live request."""
         async with self._following:
-            busy = self._ledger.gateways()
+            busy = self._ledger.gateways() | set(+self._reading)
             for gateway in [g for g in self._followed if g not in busy and not alive(g)]:
                 await self._followed.pop(gateway).close()
 
     async def history(self, record: RequestRecord) -> History:
         """All parts of a request so far; those that arrive meanwhile are held back for it."""
+        self._reading[record.gateway] += 1
+        try:
+            return await self._history(record)
+        finally:
+            self._reading[record.gateway] -= 1
+
+    async def _history(self, record: RequestRecord) -> History:
         request_id = record.request_id
         held_back = self._held_back.setdefault(request_id, [])
         await self.follow(record.gateway)

@@ -25,6 +25,7 @@ class Metering:
         self._families = metrics.scheduler()
         for mode in Mode:
             self._families.routed.labels(mode)
+        self._forged = 0
 
     def heard(self, event: Event, ledger: Ledger, *, now_s: float) -> None:
         """The ledger is being told `event`, at `now_s` of the judge's clock."""
@@ -61,5 +62,7 @@ class Metering:
         """What is live, and who is there."""
         self._families.owned.set(len(ledger))
         self._families.queued.set(ledger.queued)
+        self._families.forged.inc(ledger.forged - self._forged)
+        self._forged = ledger.forged
         for role in Role:
             self._families.workers.labels(role).set(fleet.count(role))

@@ -20,6 +20,7 @@ from diptych_policy.lifecycle import (
     CancelUnheard,
     CancelWork,
     CreateRecord,
+    Denounce,
     Effect,
     EraseRequest,
     Event,
@@ -68,7 +69,7 @@ def request_of(effect: Effect) -> RequestId:
             return fence.request_id
         case PublishEnd(end=end):
             return end.request_id
-        case SendJob() | Bury() | EraseRequest() | Announce():
+        case SendJob() | Bury() | EraseRequest() | Announce() | Denounce():
             return effect.request_id
         case _:
             assert_never(effect)
@@ -154,6 +155,8 @@ class Performer:
                 self._spawn(self._send_job(effect))
             case CancelWork():
                 self._spawn(self._cancel_work(effect))
+            case Denounce(request_id, said, attempt):
+                log.warning("forged_entry", request_id=request_id, said=said, attempt=attempt)
             case _:
                 await self._publish(effect)
         return None

@@ -4,7 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
@@ -26,7 +26,6 @@ from diptych_contracts.keys import DEFAULT_TENANT
 from diptych_contracts.prompts import MAX_INLINE_TOKENS, compact
 from diptych_contracts.requests import Deadlines, PriorityClass, Request
 from diptych_contracts.sampling import Stopping
-from diptych_contracts.streams import GATEWAY_HEADER
 from diptych_gateway.admission.answer_plans import Plan, planned, template_variables
 from diptych_gateway.admission.long_prompts import LongPrompts, named
 from diptych_gateway.admission.measuring import check_fits, may_overflow, overflow
@@ -34,6 +33,7 @@ from diptych_gateway.admission.models import Models, ServedModel
 from diptych_gateway.judging.checking import Call, Prompt
 from diptych_gateway.judging.structured import GrammarChecks
 from diptych_gateway.judging.token_checks import check_bias
+from diptych_policy.voices import secret_of
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 
@@ -56,6 +56,12 @@ class Identity:
     deadlines: Mapping[PriorityClass, Deadlines]
     default_max_tokens: int
     """Longest answer to a call that names no limit."""
+    key: bytes = field(repr=False)
+    """What the secrets of its requests are made of; drawn anew in each life."""
+
+    def secret(self, request_id: RequestId) -> bytes:
+        """The secret of a request that comes in here."""
+        return secret_of(self.key, request_id)
 
 
 class Acceptance:
@@ -136,6 +142,7 @@ class Acceptance:
             background=call.background,
             answer_format=made.format,
             created_unix_ms=self._unix_ms(),
+            secret=identity.secret(request_id),
         )
         if len(prompt_ids) <= MAX_INLINE_TOKENS:
             return request, served, b""
@@ -213,7 +220,7 @@ class Acceptance:
                     request,
                     msg_id=request.request_id,
                     timeout_s=attempt_s,
-                    headers={GATEWAY_HEADER: request.gateway},
+                    headers=request.headers,
                 )
             except StoreFull:
                 raise

@@ -13,6 +13,7 @@ from diptych_gateway.listening.intake import Intake
 from diptych_gateway.settings import GatewaySettings
 from diptych_gateway.tenancy.room import TenancyRoom
 from diptych_policy.admission import Admission
+from diptych_policy.voices import KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,12 @@ def admission_room(
     door = Door(bus=bus, admission=admission, deadlines=deadlines, now_s=now_s)
     generations = Generations(
         settings=settings,
-        identity=Identity(member.incarnation, deadlines, settings.default_max_tokens),
+        identity=Identity(
+            member.incarnation,
+            deadlines,
+            settings.default_max_tokens,
+            key=member.secret_bytes(KEY_BYTES),
+        ),
         now_s=now_s,
         acceptance=Acceptance(
             bus, models, executor=executor, rng=member.rng, unix_ms=member.unix_ms

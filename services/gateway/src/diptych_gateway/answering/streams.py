@@ -16,10 +16,11 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End
 from diptych_contracts.requests import PriorityClass
 from diptych_gateway.answering.chance_trail import ChanceTrail, TokenChance
+from diptych_gateway.answering.forging import forged
 from diptych_gateway.answering.patience import Patience
 from diptych_gateway.errors import ApiError, from_end
 from diptych_gateway.metrics import ModelMetrics
-from diptych_policy.journal import JournalPart, RequestView
+from diptych_policy.journal import FORGED, JournalPart, RequestView
 from diptych_text.answer import AnswerText
 
 MAX_TAKE = 256
@@ -59,6 +60,9 @@ class Asked(Protocol):
 
     @property
     def priority_class(self) -> PriorityClass: ...
+
+    @property
+    def secret(self) -> bytes: ...
 
     @property
     def answer_format(self) -> AnswerFormat | None: ...
@@ -102,7 +106,7 @@ class AnswerStream:
         """Whether JetStream has the request."""
         self.first_token_s: float | None = None
         self._last_token_s = arrived_s
-        self._view = RequestView(request.request_id)
+        self._view = RequestView(request.request_id, secret=request.secret)
         self._held_back: list[tuple[int, JournalPart]] | None = None
         self._text = text
         self._trail: ChanceTrail | None = None
@@ -170,8 +174,11 @@ class AnswerStream:
 
     def feed(self, part: JournalPart, *, now_s: float) -> None:
         """Take in what the journal says."""
-        self.patience.heard()
         change = self._view.apply(part)
+        if change is FORGED:
+            forged(self._view, part)
+            return
+        self.patience.heard()
         if change.new_ids:
             self._measure(len(change.new_ids), now_s)
         if change.end is not None:

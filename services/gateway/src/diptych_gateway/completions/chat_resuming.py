@@ -81,6 +81,10 @@ class Resumed:
         return self.record.deadline_unix_ms
 
     @property
+    def secret(self) -> bytes:
+        return self.record.secret
+
+    @property
     def model(self) -> str:
         return self.head.model
 

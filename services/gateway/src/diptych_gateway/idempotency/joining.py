@@ -155,6 +155,7 @@ class Joining:
             created_unix_ms=now_unix_ms,
             deadline_unix_ms=now_unix_ms + int((patience_s + total_s) * 1000),
             give_up_unix_ms=now_unix_ms + int(patience_s * 1000),
+            secret=identity.secret(arrival.request_id),
         )
         return await self.claims.take(once.name, claim, 0 if kept is None else kept.revision)
 
@@ -214,7 +215,11 @@ class Joining:
             tenant=arrival.caller.tenant,
         )
         request = msgspec.structs.replace(
-            request, gateway=claim.gateway, created_unix_ms=claim.created_unix_ms
+            request,
+            gateway=claim.gateway,
+            created_unix_ms=claim.created_unix_ms,
+            # A kept answer is said again by this gateway itself: nobody speaks.
+            secret=b"" if claim.state is ClaimState.ENDED else claim.secret,
         )
         stream = generations.stream(
             request,

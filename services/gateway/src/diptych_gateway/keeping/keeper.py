@@ -13,12 +13,13 @@ from time import time
 from diptych_contracts.ids import RequestId
 from diptych_contracts.requests import Request
 from diptych_contracts.responses import StoredAnswer
+from diptych_gateway.answering.forging import forged
 from diptych_gateway.keeping.archive import Archive
 from diptych_gateway.keeping.records import Records
 from diptych_gateway.keeping.stored_answers import stored_answer
 from diptych_gateway.tenancy.allowances import Taking
 from diptych_policy.attendance import Attendance, grace_s
-from diptych_policy.journal import JournalPart, RequestView
+from diptych_policy.journal import FORGED, JournalPart, RequestView
 from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 from diptych_text.marked_answer import answer_text
@@ -44,7 +45,11 @@ class _Kept:
 
     def __post_init__(self) -> None:
         told = self.request.sampling.top_logprobs is not None
-        self.view = RequestView(self.request.request_id, logprobs=[] if told else None)
+        self.view = RequestView(
+            self.request.request_id,
+            secret=self.request.secret,
+            logprobs=[] if told else None,
+        )
 
     def answer(self, ended_unix_s: int) -> StoredAnswer:
         request = self.request
@@ -128,7 +133,12 @@ class Keeper:
     def feed(self, part: JournalPart) -> None:
         """Take in what the journal says."""
         kept = self._kept.get(part.request_id)
-        if kept is not None and kept.view.apply(part).end is not None:
+        if kept is None:
+            return
+        change = kept.view.apply(part)
+        if change is FORGED and not kept.readers:  # else they have told it
+            forged(kept.view, part)
+        if change.end is not None:
             self._settle(kept)
 
     def tick(self, elapsed_s: float, *, connected: bool) -> None:

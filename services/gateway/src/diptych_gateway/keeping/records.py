@@ -21,6 +21,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import End, EndReason
 from diptych_contracts.requests import RecordState, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
+from diptych_policy.journal import spoken
 from diptych_telemetry import logger
 
 MAX_WAITING = 4096
@@ -154,7 +155,8 @@ class Records:
     async def _end(self, wish: _Wish) -> None:
         record = await self._swap(wish, self._ending)
         if record is not None and record.end is not None and record.state is RecordState.ENDING:
-            await self._bus.record(record.gateway, record.end, timeout_s=_STEP_TIMEOUT_S)
+            end = spoken(record.end, record.secret)
+            await self._bus.record(record.gateway, end, timeout_s=_STEP_TIMEOUT_S)
 
     async def _swap(
         self, wish: _Wish, change: Callable[[RequestRecord, str], RequestRecord]

@@ -129,7 +129,7 @@ class Resumption:
         if record is not None and record.state is not RecordState.CLOSED:
             return None
         told = stored.sampling.top_logprobs is not None
-        view = RequestView(stored.request_id, logprobs=[] if told else None)
+        view = RequestView(stored.request_id, secret=stored.secret, logprobs=[] if told else None)
         async for _, part in self._history(stored, record):
             view.apply(part)
         await self._check_whole(stored, record, ended=view.end is not None)

@@ -320,6 +320,7 @@ class Turns:
             tool_choice=call.offered.choice,
             parallel_tool_calls=call.offered.parallel,
             reasoning_effort=call.effort,
+            secret=request.secret,
         )
 
     async def _forget(self, stored: StoredResponse) -> None:
