@@ -51,7 +51,9 @@ class Stack:
         self._supervisor = Supervisor(
             tuple(tuple(spec.service for spec in stage) for stage in stages), stack.counts(plan)
         )
-        self._control = Control(self._apply, subject=subjects.control(me), trust=None)
+        self._control = Control(
+            self._apply, subject=subjects.control(me), trust=identities.access.trust
+        )
         self._children: dict[str, children.Child] = {}
         self._names: dict[int, str] = {}
         self._details: dict[str, str] = {}

@@ -5,6 +5,7 @@ import sys
 import time
 
 from diptych_chassis.orders import Orders
+from diptych_cli import credentials
 from diptych_cli.auditing import audited
 from diptych_cli.failing import CliError
 from diptych_cli.joining import joined
@@ -14,11 +15,7 @@ from diptych_contracts import subjects
 from diptych_contracts.audit import Action
 from diptych_contracts.control import Scale, ScaleAnswer, ScaleDone, ScaleRefused
 from diptych_contracts.errors import BusAway
-from diptych_contracts.ids import Incarnation
-from diptych_identity.roles import Role
 
-OPERATOR = Incarnation("operator")
-"""Who gives orders at the command line."""
 VALID_MS = 30_000
 """How long an order may take to arrive."""
 PATIENCE_S = 180.0
@@ -48,9 +45,13 @@ def told(kind: str, done: ScaleDone) -> str:
 
 async def _order(stack: StackFile, order: Scale) -> ScaleDone:
     subject, service = subjects.control(stack.supervisor), f"service:{order.service}"
-    async with joined(stack.nats_url) as bus, audited(bus, Action.FLEET_SCALE, service) as doing:
+    me = credentials.access(stack.nats_url)
+    async with (
+        joined(stack.nats_url, me) as bus,
+        audited(bus, Action.FLEET_SCALE, service) as doing,
+    ):
         doing.detail = f"to {order.count}"
-        orders = Orders(OPERATOR, Role.OPERATOR, unix_ms=bus.unix_ms, identity=None)
+        orders = Orders(me.name, me.role, unix_ms=bus.unix_ms, identity=lambda: me.identity)
         # The moment of this one order is its epoch: the next command is another process.
         signed = orders.signed(subject, order, epoch=time.time_ns(), valid_ms=VALID_MS)
         try:
