@@ -171,7 +171,7 @@ class Asking:
 
 
 def diptych(live: LiveStack, *arguments: str) -> Any:
-    command = (sys.executable, "-m", "diptych_cli", *arguments, "--nats-url", live.nats.url)
+    command = (sys.executable, "-m", "diptych_cli", *arguments, *live.where)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
