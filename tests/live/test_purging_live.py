@@ -22,7 +22,7 @@ SERVICES = ("decode-worker", "scheduler", "gateway")
 
 
 def diptych(live: LiveStack, *arguments: str) -> Any:
-    command = (sys.executable, "-m", "diptych_cli", *arguments, "--nats-url", live.nats.url)
+    command = (sys.executable, "-m", "diptych_cli", *arguments, *live.where)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)

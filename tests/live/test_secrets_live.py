@@ -171,7 +171,7 @@ class Asking:
 
 
 def diptych(live: LiveStack, *arguments: str) -> Any:
-    command = (sys.executable, "-m", "diptych_cli", *arguments, "--nats-url", live.nats.url)
+    command = (sys.executable, "-m", "diptych_cli", *arguments, *live.where)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -206,7 +206,7 @@ def left_behind(live: LiveStack, collector: Collector, pages: list[bytes]) -> di
     files = {
         str(path): path.read_bytes()
         for path in live.folder.rglob("*")
-        if path.is_file() and not path.is_relative_to(live.folder / "nats" / "jetstream")
+        if path.is_file() and not path.is_relative_to(live.nats.store / "jetstream")
     }
     spans = {f"span batch {n}": data for n, data in enumerate(collector.got)}
     return files | spans | {f"metrics {n}": page for n, page in enumerate(pages)}

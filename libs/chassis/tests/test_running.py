@@ -234,4 +234,4 @@ def test_a_revoked_process_ends(bus: GuardedNats) -> None:
     bus.authority.revoke_identity(identity.read(path))
     bus.reload()
     assert service.ended() == 1
-    assert "refuses this process's identity" in str(service.named("service_failed"))
+    assert "refuses this process's identity" in service.named("service_failed")["exception"]

@@ -239,4 +239,5 @@ class LiveStack:
         for process in self.processes:
             process.stopped()
         self.nats.stop_blocking()
-        assert self.guarded.violations() == []
+        if tried := self.guarded.violations():
+            raise AssertionError("beyond the table of rights:\n" + "\n".join(tried[:20]))

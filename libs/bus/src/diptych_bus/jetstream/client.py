@@ -12,7 +12,8 @@ from diptych_bus.access import Access
 from diptych_bus.jetstream.transport import AbortingTransport
 from diptych_contracts.errors import Permanent
 
-_NOT_BELIEVED = ("authorization violation", "authentication")
+_NOT_BELIEVED = ("authorization violation", "authentication", "maximum subscriptions exceeded")
+"""The last one is said where the key that signed the identity is no more: nothing is allowed."""
 _STREAM_HEADER = b"\r\nNats-Stream:"
 REFLECTED = "Diptych-Reflected"
 """Set here, on what the server itself sent on from a stream into another one (`genuine`)."""
