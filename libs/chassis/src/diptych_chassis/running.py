@@ -131,6 +131,7 @@ async def _vital_signs(
     member: Member, settings: ServiceSettings, me: Access
 ) -> AsyncIterator[None]:
     """Beats and probes, from a thread of their own."""
+    metrics.process()  # before two threads want it made at once
     beats = BeatThread(
         member.incarnation,
         member.service,
