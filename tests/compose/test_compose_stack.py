@@ -97,7 +97,11 @@ def running(stack: ComposeStack, worker: Container) -> float:
 
 
 def busy_decode_worker(stack: ComposeStack) -> Container:
-    return next(worker for worker in stack.of("decode-worker") if running(stack, worker) > 0)
+    busy = (worker for worker in stack.of("decode-worker") if running(stack, worker) > 0)
+    found = next(busy, None)
+    # Not StopIteration: no future can hold it, and whoever awaits it from a thread hangs.
+    assert found is not None, "the streams were over before anybody was asked"
+    return found
 
 
 async def test_an_answer_streams_through_the_published_port(stack: ComposeStack) -> None:
@@ -154,7 +158,8 @@ async def test_three_decode_workers_share_the_load(stack: ComposeStack) -> None:
 
 
 async def test_a_worker_that_is_asked_to_stop_finishes_its_streams(stack: ComposeStack) -> None:
-    streams = [Streamed(stack, "Write a long story about the sea.", 200) for _ in range(3)]
+    length = 400
+    streams = [Streamed(stack, "Write a long story about the sea.", length) for _ in range(3)]
     tasks = [asyncio.create_task(stream.run(ignore_eos=True)) for stream in streams]
     for stream in streams:
         await stream.until(2)
@@ -162,7 +167,7 @@ async def test_a_worker_that_is_asked_to_stop_finishes_its_streams(stack: Compos
     victim = await asyncio.to_thread(stack.incarnation, busy)
     await asyncio.to_thread(stack.signal, busy, "SIGTERM")
     await asyncio.gather(*tasks)
-    assert [stream.completion_tokens for stream in streams] == [200] * 3
+    assert [stream.completion_tokens for stream in streams] == [length] * 3
     assert {stream.told["attempt"] for stream in streams} == {1}
     assert victim in {stream.told["decode_worker"] for stream in streams}
     ended = await asyncio.to_thread(stack.gone, busy)
