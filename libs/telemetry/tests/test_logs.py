@@ -1,21 +1,10 @@
 import json
 import logging
 import warnings
-from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from diptych_telemetry import context, logger, logs, recorded_spans, tracer
-
-
-@pytest.fixture(autouse=True)
-def _restored() -> Iterator[None]:
-    root_handlers = list(logging.getLogger().handlers)
-    yield
-    logging.captureWarnings(False)
-    logging.getLogger().handlers = root_handlers
-    structlog.reset_defaults()
 
 
 def configure(*, level: str = "info", text: bool = False) -> None:
