@@ -2,7 +2,8 @@
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build
-RUN python -m venv --without-pip /opt/diptych
+# With pip, which weights are fetched with; their checksum stands in the code.
+RUN python -m venv /opt/diptych
 WORKDIR /src
 ENV PIP_NO_CACHE_DIR=1
 COPY pyproject.toml README.md LICENSE constraints.txt ./
