@@ -96,12 +96,13 @@ def running(stack: ComposeStack, worker: Container) -> float:
     return float(line.rsplit(" ", 1)[1])
 
 
-def busy_decode_worker(stack: ComposeStack) -> Container:
-    busy = (worker for worker in stack.of("decode-worker") if running(stack, worker) > 0)
-    found = next(busy, None)
-    # Not StopIteration: no future can hold it, and whoever awaits it from a thread hangs.
-    assert found is not None, "the streams were over before anybody was asked"
-    return found
+async def busy_decode_worker(stack: ComposeStack) -> Container:
+    """One with a stream. All are asked at once: each look into a container takes a while."""
+    workers = await asyncio.to_thread(stack.of, "decode-worker")
+    looks = (asyncio.to_thread(running, stack, worker) for worker in workers)
+    busy = [w for w, n in zip(workers, await asyncio.gather(*looks), strict=True) if n]
+    assert busy, "the streams were over before anybody was asked"
+    return busy[0]
 
 
 async def test_an_answer_streams_through_the_published_port(stack: ComposeStack) -> None:
@@ -158,12 +159,12 @@ async def test_three_decode_workers_share_the_load(stack: ComposeStack) -> None:
 
 
 async def test_a_worker_that_is_asked_to_stop_finishes_its_streams(stack: ComposeStack) -> None:
-    length = 400
+    length = 250  # longer than a look into a container, and shorter than the drain may take
     streams = [Streamed(stack, "Write a long story about the sea.", length) for _ in range(3)]
     tasks = [asyncio.create_task(stream.run(ignore_eos=True)) for stream in streams]
     for stream in streams:
         await stream.until(2)
-    busy = await asyncio.to_thread(busy_decode_worker, stack)
+    busy = await busy_decode_worker(stack)
     victim = await asyncio.to_thread(stack.incarnation, busy)
     await asyncio.to_thread(stack.signal, busy, "SIGTERM")
     await asyncio.gather(*tasks)
