@@ -95,7 +95,7 @@ def test_each_service_sees_the_key_of_its_own_role_only(services: dict[str, Any]
             *("python", "-m", "diptych_chassis.containers.enter"),
             name,
         ]
-        assert services[name]["cap_add"] == ["SETUID", "SETGID"]
+        assert services[name]["cap_add"] == ["SETUID", "SETGID", "KILL"]
 
 
 def test_nats_runs_as_in_diptych_up() -> None:

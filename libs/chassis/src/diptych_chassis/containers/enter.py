@@ -4,7 +4,7 @@
 
 As root it reads the role's signing key and issues; the identity is written, and the service runs,
 as an unprivileged user. It stays to renew the identity, hands signals on, and ends as the service.
-It needs the capabilities SETUID and SETGID, and no other.
+It needs the capabilities SETUID, SETGID and KILL, and no other.
 """
 
 import os
