@@ -65,6 +65,20 @@ def test_absence_needs_time_to_be_told() -> None:
     assert not liveness.absent(PEER, now_s=4)
 
 
+def test_a_member_that_beats_and_is_not_ready_yet_is_not_absent() -> None:
+    """A gateway stores its first request up to a beat before it says that it is ready."""
+    liveness = Liveness(ME)
+    run(liveness, 0, 4, ME)
+    assert liveness.absent(PEER, now_s=4)
+    liveness.beat(PEER, now_s=4, ready=False)
+    assert not liveness.absent(PEER, now_s=4)
+    run(liveness, 4, 8, ME)
+    assert liveness.absent(PEER, now_s=8), "it never became ready, and is silent"
+    liveness.beat(PEER, now_s=8, ready=False)
+    liveness.left(PEER, now_s=8)
+    assert liveness.absent(PEER, now_s=8)
+
+
 def test_a_member_counts_from_its_first_ready_beat_on() -> None:
     liveness = Liveness(ME)
     run(liveness, 0, 3, ME)

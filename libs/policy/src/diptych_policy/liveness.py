@@ -86,6 +86,8 @@ class Liveness:
         self._mourned: OrderedDict[Incarnation, None] = OrderedDict()
         """Members that were lost, the last of them."""
         self._left_s: dict[Incarnation, float] = {}
+        self._starting_s: dict[Incarnation, float] = {}
+        """Members that beat and are not ready yet, by their last beat."""
         self._judging_since_s: float | None = None
         self._suspension: _Suspension | None = None
         self._last_tick_s: float | None = None
@@ -101,11 +103,15 @@ class Liveness:
         return member in self._patient_from_s
 
     def absent(self, member: Incarnation, *, now_s: float) -> bool:
-        """Whether `member` would have been heard by now if it were alive."""
+        """Whether `member` would have been heard by now if it were alive.
+
+        A gateway may have stored its first request before the first beat that says it is ready.
+        """
         since_s = self._judging_since_s
         return (
             since_s is not None
             and member not in self._patient_from_s
+            and member not in self._starting_s
             and now_s - since_s > self._silence_s + self._grace_s
         )
 
@@ -121,7 +127,9 @@ class Liveness:
             self._own_seen_s = now_s
         found = member not in self._patient_from_s
         if found and not ready:
+            self._starting_s[member] = now_s
             return []
+        self._starting_s.pop(member, None)
         self._left_s.pop(member, None)
         self._heard(member, now_s, min(patience_s, self._max_patience_s))
         if not found:
@@ -142,6 +150,7 @@ class Liveness:
 
     def left(self, member: Incarnation, *, now_s: float) -> None:
         """A member said that it goes: its silence is no loss."""
+        self._starting_s.pop(member, None)
         self._announced.discard(member)
         if self._patient_from_s.pop(member, None) is not None:
             self._left_s[member] = now_s
@@ -196,6 +205,10 @@ class Liveness:
             self._patient_from_s[member] = max(patient_from_s, shifted_s)
 
     def _lost(self, now_s: float) -> list[MemberLost]:
+        patience_s = self._silence_s + self._grace_s
+        for member, seen_s in list(self._starting_s.items()):
+            if now_s - seen_s > patience_s:
+                del self._starting_s[member]
         lost = [
             MemberLost(member, now_s - seen_s)
             for member, seen_s in self._patient_from_s.items()
