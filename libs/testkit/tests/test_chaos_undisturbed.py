@@ -34,6 +34,18 @@ def test_pieces_are_placed_as_their_api_places_them(undisturbed: Undisturbed) ->
     assert all(piece.place < 40 for piece in chat.pieces)
 
 
+def test_half_a_character_at_the_limit_comes_after_the_last_token(
+    undisturbed: Undisturbed,
+) -> None:
+    undisturbed._answers[1] = undisturbed._codec.encode("oké", add_bos=False)
+    chat = undisturbed.expected(Ask(prompt=1, api=Api.CHAT, max_tokens=3))
+    assert [(piece.place, piece.text) for piece in chat.pieces] == [
+        (0, "o"),
+        (1, "k"),
+        (3, "\ufffd"),
+    ]
+
+
 def test_an_answer_stops_by_itself_only_if_more_was_allowed(undisturbed: Undisturbed) -> None:
     undisturbed._answers[0] = undisturbed._answers[0][:30]
     for max_tokens, finish in ((29, "length"), (30, "length"), (31, "stop")):

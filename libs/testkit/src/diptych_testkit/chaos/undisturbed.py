@@ -74,7 +74,7 @@ class Undisturbed:
     def _pieces(self, ids: Sequence[int]) -> list[Piece]:
         text = AnswerText(self._codec)
         pieces = [Piece(index, text.push((token,))) for index, token in enumerate(ids)]
-        pieces.append(Piece(len(ids) - 1, text.finish()))
+        pieces.append(Piece(len(ids), text.finish()))  # held back: half a character at the limit
         return [piece for piece in pieces if piece.text]
 
     def _remembered_at(self) -> Path:
