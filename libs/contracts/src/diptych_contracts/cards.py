@@ -55,3 +55,5 @@ class ModelCard(Message, frozen=True, kw_only=True, tag="model_card.1"):
     """Numbers in the vector of a text; 0: its engine gives none."""
     embedding_tokens: int = 0
     """Longest text it makes a vector of."""
+    unsupported: tuple[str, ...] = ()
+    """Parameters of requests its engine cannot obey, as clients spell them (`logit_bias`)."""

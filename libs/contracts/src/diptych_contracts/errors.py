@@ -4,7 +4,8 @@
     ├── Transient            try again (the same id, until the deadline)
     │   ├── BusAway          the bus did not answer; the outcome is unknown
     │   ├── StoreFull        a stream or bucket has no room: it did not take the message
-    │   └── LinkBroken       a KV link failed: nothing sent over it counts
+    │   ├── LinkBroken       a KV link failed: nothing sent over it counts
+    │   └── EngineGone       an engine outside the process is dead or out of reach
     ├── Permanent            will never work; tell the client
     │   ├── InvalidRequest   the client's request is wrong: names the parameter
     │   ├── UnknownModel     nobody serves this model
@@ -37,6 +38,10 @@ class StoreFull(Transient):
 
 class LinkBroken(Transient):
     """A KV link cannot be used, or failed under way: its peer is dead, hung or out of reach."""
+
+
+class EngineGone(Transient):
+    """The engine behind a worker is dead, hung or out of reach: what it held is lost."""
 
 
 class Permanent(DiptychError):

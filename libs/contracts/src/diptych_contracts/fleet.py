@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.handoffs import HandOffTerms
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import PriorityClass
 from diptych_contracts.transfers import LinkEndpoint
@@ -53,6 +54,8 @@ class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registr
     context_tokens: int
     host: str = ""
     """Its machine and memory namespace: workers that have it in common can share memory."""
+    hand_off: HandOffTerms | None = None
+    """How its engine moves KV itself; None: over `endpoints`."""
     cap_min_w: float = 0.0
     """The lowest power cap its device takes."""
     cap_default_w: float = 0.0

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.ids import Incarnation, RequestId, TransferId
 from diptych_contracts.journal import Chances, Report
 from diptych_contracts.prompts import PromptRef
@@ -74,6 +75,8 @@ class DecodeJob(Message, frozen=True, kw_only=True, tag="decode_job.1"):
     """What the prefill phase took."""
     seal: TicketSeal | None = None
     """Of the ticket it was written under; a job without one is refused."""
+    hand_off: EngineHandOff | None = None
+    """Where the engines move KV themselves; then there are no `blocks`."""
 
 
 class GenerateJob(Message, frozen=True, kw_only=True, tag="generate_job.1"):

@@ -3,7 +3,8 @@
 `Engine` is request-level: a worker gives it `SequenceWork` and hears of each step. Engines whose KV
 Diptych moves itself implement the smaller `StepEngine`, and `step_loop.StepLoop` drives them:
 continuous batching with chunked prefill, one thread, one call per step. Engines that move their own
-KV (TensorRT-LLM, Triton, vLLM, SGLang) implement `Engine` directly.
+KV (TensorRT-LLM, Triton, vLLM, SGLang) implement `request_port.RequestEngine`, and
+`request_loop.RequestLoop` drives them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.handoffs import EngineHandOff, HandOffTerms
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import Chances, EndReason
 from diptych_contracts.sampling import Sampling, Stopping
@@ -83,6 +85,8 @@ class SequenceWork:
     """PREFILL: where blocks go."""
     blocks: Sequence[KvBlock] = ()
     """DECODE: verified KV of prompt and answer, all but the last token of `answer_ids`."""
+    hand_off: EngineHandOff | None = None
+    """DECODE, where the engine moves KV itself: what its prefill offered. Then no `blocks`."""
     on_imported: Callable[[], None] | None = None
     """DECODE: called on the engine's thread once `blocks` are imported and no longer needed.
 
@@ -130,7 +134,18 @@ class SequenceAborted:
     key: SequenceKey
 
 
-StepNews = NewTokens | SequenceFailed | SequenceStarted | SequenceAborted
+@dataclass(frozen=True, slots=True)
+class HandOffReady:
+    """PREFILL, where the engine moves KV itself: decode may be asked now.
+
+    Before the first token where `HandOffTerms.pair_up_front`, else right before it.
+    """
+
+    key: SequenceKey
+    hand_off: EngineHandOff
+
+
+StepNews = NewTokens | SequenceFailed | SequenceStarted | SequenceAborted | HandOffReady
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +190,8 @@ class EngineSpec:
     """Numbers in the vector of a text; 0: it gives none."""
     embedding_tokens: int = 0
     """Longest text it makes a vector of."""
+    hand_off: HandOffTerms | None = None
+    """How it moves KV itself; None: Diptych moves it."""
 
 
 @dataclass(frozen=True, slots=True)
