@@ -93,8 +93,10 @@ class EngineNews:
             if not isinstance(news, NewTokens):
                 self._hear(attempt, news)
                 continue
-            if attempt.untold:
-                news = replace(news, token_ids=(), logprobs=(), finish=None)
+            if attempt.untold and news.finish is None:
+                news = replace(news, token_ids=(), logprobs=())
+            if news.cached_tokens is not None:
+                self._note_cached(attempt, news.cached_tokens)
             if news.token_ids:
                 entries[attempt.gateway].append(_entry(news, attempt.voice))
             end = self._take_tokens(attempt, news)
@@ -123,6 +125,12 @@ class EngineNews:
                 self._drop(attempt, news.reason, news.detail, permanent=news.permanent)
             case SequenceAborted():
                 self._drop(attempt, RefusalReason.CANCELLED, "stopped")
+
+    def _note_cached(self, attempt: Attempt, tokens: int) -> None:
+        """An engine says only with its first output what it had cached."""
+        if attempt.phase is not Phase.DECODE:
+            self._metrics.cached(tokens - attempt.cached_tokens)
+            attempt.cached_tokens = tokens
 
     def _charge(self, report: StepReport) -> None:
         """Split the step's energy by the tokens computed for each sequence."""

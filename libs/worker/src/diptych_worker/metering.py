@@ -54,6 +54,7 @@ class WorkerMetrics:
 
     def step(self, report: StepReport) -> None:
         """An engine step was computed."""
+        self._steps.accepted_drafts.inc(report.accepted_drafts)
         tokens = report.prefill_tokens + report.decode_tokens
         if not tokens:
             return
@@ -69,6 +70,10 @@ class WorkerMetrics:
             asked = generation.prompt_tokens + len(generation.prefix_ids)
             self._model.prefix_queries.inc(asked)
             self._model.prefix_hits.inc(attempt.cached_tokens)
+
+    def cached(self, tokens: int) -> None:
+        """So many more prompt tokens were found in a prefix cache."""
+        self._model.prefix_hits.inc(max(0, tokens))
 
     def tokens(self, attempt: Attempt, n_tokens: int, now_s: float) -> None:
         """An attempt has new tokens."""
