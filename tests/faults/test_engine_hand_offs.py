@@ -184,7 +184,7 @@ async def test_a_cancel_lets_go_of_both_legs(kind: str, stage: str) -> None:
             await fleet.client.has_tokens("r1", 3)
         else:
             await until(lambda: bool(engines.of["p1"].held))
-        await fleet.client.cancel(request)
+        fleet.client.cancel(request)
         end = await fleet.client.ended("r1")
         assert end.reason is EndReason.CANCELLED
         await nothing_is_left(fleet)
@@ -223,7 +223,7 @@ async def test_what_nobody_takes_is_an_orphan_until_the_engine_frees_it() -> Non
         request = asked()
         await fleet.client.send(request)
         await until(lambda: bool(engines.wire.pinned))
-        await fleet.client.cancel(request)
+        fleet.client.cancel(request)
         await fleet.client.ended("r1")
         await until(lambda: metric("diptych_kv_orphans_total") == gone + 1)
         await until(lambda: metric("diptych_kv_pinned_orphans") >= 1)
