@@ -198,9 +198,7 @@ class EngineSpec:
     embedding_tokens: int = 0
     """Longest text it makes a vector of."""
     hand_off: HandOffTerms | None = None
-    """How it moves KV itself; None: Diptych moves it, or nobody does (`layout.slot_bytes` is 0)."""
-    unsupported: tuple[str, ...] = ()
-    """Parameters it cannot obey, of those in `contracts.cards.PARAMETERS`."""
+    """How it moves KV itself; None: Diptych moves it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +222,7 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> EngineSpec:
-        """What it is and how much it holds."""
+        """What it is."""
         ...
 
     def submit(self, work: SequenceWork) -> None:
