@@ -22,7 +22,7 @@ from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import TOKENS
 from diptych_telemetry.metrics import REGISTRY
 from diptych_testkit.aftermath import journal_of, messages, nothing_is_left
-from diptych_testkit.builders import a_request
+from diptych_testkit.builders import MODEL, a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import toy_answer
 from diptych_testkit.toy_request_engine import ToyRequestEngine, ToySettings, Wire
@@ -329,10 +329,15 @@ async def test_accepted_drafts_are_counted() -> None:
     async with small_fleet() as fleet:
         engines = Engines(fleet)
         await engines.pair(toys("first token of decode", delta_tokens=4))
-        before = metric("diptych_engine_accepted_draft_tokens_total")
+        before = metric("vllm:spec_decode_num_accepted_tokens_total", model_name=MODEL)
         await fleet.client.send(asked(tokens=16))
         await is_whole(fleet, "r1")
-        await until(lambda: metric("diptych_engine_accepted_draft_tokens_total") == before + 12)
+        await until(
+            lambda: (
+                metric("vllm:spec_decode_num_accepted_tokens_total", model_name=MODEL)
+                == before + 12
+            )
+        )
 
 
 async def until(holds: Any, timeout_s: float = 60.0) -> None:
@@ -341,5 +346,5 @@ async def until(holds: Any, timeout_s: float = 60.0) -> None:
             await asyncio.sleep(0.01)
 
 
-def metric(name: str) -> float:
-    return REGISTRY.get_sample_value(name) or 0.0
+def metric(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
