@@ -28,6 +28,7 @@ from diptych_testkit.toy_engine import toy_answer
 from diptych_testkit.toy_request_engine import ToyRequestEngine, ToySettings, Wire
 
 pytestmark = pytest.mark.virtual_time
+DRAFTS = "vllm:spec_decode_num_accepted_tokens_total"
 PROMPT = tuple(range(1, 101))
 REMOTE = Forced(mode=Mode.REMOTE)
 KINDS = {
@@ -329,15 +330,10 @@ async def test_accepted_drafts_are_counted() -> None:
     async with small_fleet() as fleet:
         engines = Engines(fleet)
         await engines.pair(toys("first token of decode", delta_tokens=4))
-        before = metric("vllm:spec_decode_num_accepted_tokens_total", model_name=MODEL)
+        before = metric(DRAFTS, model_name=MODEL)
         await fleet.client.send(asked(tokens=16))
         await is_whole(fleet, "r1")
-        await until(
-            lambda: (
-                metric("vllm:spec_decode_num_accepted_tokens_total", model_name=MODEL)
-                == before + 12
-            )
-        )
+        await until(lambda: metric(DRAFTS, model_name=MODEL) == before + 12)
 
 
 async def until(holds: Any, timeout_s: float = 60.0) -> None:
