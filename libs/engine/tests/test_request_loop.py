@@ -27,6 +27,7 @@ from diptych_engine.port import (
 from diptych_engine.request_loop import RequestLoop
 from diptych_engine.request_watch import WatchTimes
 from diptych_policy.prefixes import block_hashes
+from diptych_testkit.engine_pairs import eventually
 from diptych_testkit.toy_engine import toy_answer
 from diptych_testkit.toy_request_engine import ToyRequestEngine, ToySettings, Wire
 
@@ -180,7 +181,8 @@ def test_beyond_a_stop_string_the_engine_is_not_listened_to(loops) -> None:
     heard.loop.submit(job)
     assert heard.answer(job) == answer[:3]
     assert heard.ended(job).finish is EndReason.STOP
-    heard.until(lambda: heard.loop.load().running == 0 or bool(heard.engine.aborted))
+    eventually(lambda: heard.loop.load().running == 0, lambda: "held")
+    assert heard.engine.aborted == [job.key]
 
 
 def test_an_adapter_that_lets_go_late_is_waited_for(loops) -> None:
@@ -191,11 +193,12 @@ def test_an_adapter_that_lets_go_late_is_waited_for(loops) -> None:
     heard.until(lambda: len(heard.of(job.key)) > 3)
     heard.loop.abort(job.key)
     heard.loop.abort(job.key)
-    heard.until(lambda: bool(heard.engine.aborted) or len(heard.reports) > 900)
+    eventually(lambda: bool(heard.loop._seats.all()[0].aborting), lambda: "no abort")
     assert not [n for n in heard.of(job.key) if isinstance(n, SequenceAborted)]
     assert heard.loop.load().running == 1
     heard.loop._loop.call_soon_threadsafe(heard.engine.released.set)
     heard.until(lambda: isinstance(heard.of(job.key)[-1], SequenceAborted))
+    assert heard.engine.aborted == [job.key]
     assert heard.loop.load().running == 0
 
 

@@ -146,7 +146,7 @@ def test_drafts_change_when_tokens_come_and_not_which() -> None:
     for drafts in (0, 4):
         reports.clear()
         done.clear()
-        sim = engine(draft_tokens=drafts, acceptance=0.8)
+        sim = engine(draft_tokens=drafts, acceptance=0.8, prefix_sequences=0)
         loop = StepLoop(sim, lambda _stopping: NoStops())
         loop.start(hear)
         loop.submit(
