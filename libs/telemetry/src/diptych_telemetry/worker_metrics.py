@@ -13,6 +13,7 @@ from diptych_telemetry.metrics import (
     FIRST_TOKEN_BUCKETS_S,
     PER_TOKEN_BUCKETS_S,
     REGISTRY,
+    gauge,
     histogram,
 )
 
@@ -58,6 +59,7 @@ class StepMetrics:
             "Tokens computed in one step.",
             buckets=tuple(float(2**n) for n in range(12)),
         )
+        self.gone = gauge("engine_gone", "1 while the engine behind the worker does not answer.")
 
 
 @cache

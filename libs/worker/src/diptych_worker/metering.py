@@ -28,6 +28,7 @@ class WorkerMetrics:
         self._transfers = transfers()
         self._power = power()
         self._energy_j = 0.0
+        self._orphans = 0
         for reason in REFUSALS:
             self._transfers.refused.labels(reason)
         block_tokens = spec.layout.block_tokens
@@ -89,6 +90,16 @@ class WorkerMetrics:
         self._transfers.bytes.labels(link).inc(n_bytes)
         self._transfers.moving.labels(link).inc(moving_s)
         self._transfers.duration.labels(link).observe(took_s)
+
+    def engine_gone(self, *, gone: bool) -> None:
+        """Whether the engine behind the worker does not answer."""
+        self._steps.gone.set(gone)
+
+    def orphans(self, total: int, *, pinned: int) -> None:
+        """Hand-offs nobody took up to now, and those whose KV is still held."""
+        self._transfers.orphans.inc(total - self._orphans)
+        self._orphans = total
+        self._transfers.pinned_orphans.set(pinned)
 
     def transfer_slots(self, *, total: int, quarantined: int) -> None:
         """The room for KV on its way here."""
