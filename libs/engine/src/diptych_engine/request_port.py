@@ -47,6 +47,8 @@ class KvStored:
     """Of the whole prefix up to the end of the last of these blocks."""
     engine_hashes: tuple[int, ...]
     """The engine's name for each block of the prefix, by which it tells of its removal."""
+    tenant: str | None = None
+    """`SequenceWork.tenant` of whose it is; None: not said, whoever sent such a prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,17 @@
 """What vLLM is asked, as JSON."""
 
-import hashlib
 from typing import Any
 
 import msgspec
 
-from diptych_contracts.errors import Permanent, Refused
-from diptych_contracts.jobs import RefusalReason
-from diptych_contracts.sampling import Grammar, Sampling
+from diptych_contracts.errors import Permanent
+from diptych_contracts.sampling import Grammar
+from diptych_engine.over_http.resuming import see_grammar_begins, seed_after, signed
 from diptych_engine.port import SequenceWork
 
 COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"
 PREFILL_PARAMS = msgspec.Raw(b'{"do_remote_decode":true,"do_remote_prefill":false}')
-_INT64 = 1 << 64
 
 
 class Asking:
@@ -114,30 +112,3 @@ class Asking:
                 "only, and its worker was not told (`lark = true`) that it runs so"
             )
         return {"grammar": grammar.text}
-
-
-def see_grammar_begins(work: SequenceWork) -> None:
-    """An engine follows a grammar from the first token it makes, not from the answer's first.
-
-    Raises:
-        Refused: the answer has begun, so that another kind of engine must go on with it.
-    """
-    if work.answer_ids:
-        raise Refused(
-            RefusalReason.UNSUPPORTED,
-            "an answer with a grammar has begun, and this engine cannot go on within one",
-        )
-
-
-def seed_after(sampling: Sampling, n_tokens: int) -> int:
-    """The seed of an answer's rest: an engine begins its random numbers anew with each request."""
-    if n_tokens == 0:
-        return sampling.seed
-    digest = hashlib.blake2b(f"{sampling.seed}:{n_tokens}".encode(), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
-
-
-def signed(seed: int) -> int:
-    """64 bits as the signed number that engines take."""
-    seed %= _INT64
-    return seed - _INT64 if seed >= _INT64 // 2 else seed

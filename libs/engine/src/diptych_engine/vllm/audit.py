@@ -69,7 +69,9 @@ class HandOffAudit:
     def read(self, totals: Mapping[str, float]) -> None:
         """Judge by a reading of the server's metrics."""
         first = self._first
-        if first is None or any(totals.get(name, 0.0) < self._last.get(name, 0.0) for name in totals):
+        if first is None or any(
+            totals.get(name, 0.0) < self._last.get(name, 0.0) for name in totals
+        ):
             self._first = first = totals  # it began anew
             self._judged, self._found = (0, 0), 0
             self._unproven = self._unproven_tokens = 0
