@@ -49,9 +49,7 @@ class Rooms:
 def see_host(host: str) -> None:
     """Raises `Permanent` if no decode server could find a prefill server at `host`."""
     if host in ("", FAKE_HOST, "0.0.0.0", "::"):
-        raise Permanent(
-            f"bootstrap_host {host!r}: expected where decode's server reaches this one"
-        )
+        raise Permanent(f"bootstrap_host {host!r}: expected where decode's server reaches this one")
 
 
 def to_opaque(room: Room) -> bytes:

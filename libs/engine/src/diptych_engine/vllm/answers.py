@@ -118,7 +118,7 @@ def _chances(logprobs: _Logprobs, n_tokens: int) -> tuple[Chances, ...]:
     if logprobs.content is not None:
         told = [_of_content(one) for one in logprobs.content]
     else:
-        rows = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+        rows = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=False)
         told = [_of_row(*row) for row in rows]
     if len(told) != n_tokens:
         raise EngineGone(f"vLLM gives {len(told)} logprobs of {n_tokens} tokens")

@@ -61,11 +61,10 @@ class BlockChains:
         """What a batch says. Raises `EngineGone` if it has another form."""
         try:
             whole = msgspec.msgpack.decode(batch)
-            events = whole["events"] if isinstance(whole, dict) else whole[1]
-        except (msgspec.DecodeError, LookupError, TypeError) as err:
-            raise EngineGone(f"vLLM's KV events: {err}") from err
-        for event in events:
-            yield from self._event(_fields(event))
+            for event in whole["events"] if isinstance(whole, dict) else whole[1]:
+                yield from self._event(_fields(event))
+        except (msgspec.DecodeError, LookupError, TypeError, ValueError) as err:
+            raise EngineGone(f"vLLM's KV events: {err!r}") from err
 
     def clear(self) -> None:
         """Forget all."""
@@ -138,6 +137,8 @@ class KvListener:
         self._replay = replay
         self._topic = topic.encode()
         self._next: int | None = None
+        self._live = -1
+        """The last number that came by itself; what is told again may come so too."""
         self.missed = 0
         """How often something was missed and could not be told again."""
 
@@ -149,7 +150,8 @@ class KvListener:
         socket.rcvhwm = 100_000
         socket.subscribe(self._topic)
         socket.connect(self._endpoint)
-        self._next = None
+        self._next, self._live = None, -1
+        self._chains.clear()
         try:
             yield KvCleared()
             for event in await self._again(context, 0):
@@ -165,17 +167,20 @@ class KvListener:
         if len(frames) != 3 or len(frames[1]) != 8:
             raise EngineGone(f"vLLM's KV events: expected 3 frames, saw {len(frames)}")
         number = int.from_bytes(frames[1], "big")
-        if self._next is None:
-            self._next = number
         found: list[KvEvent] = []
-        if number > self._next:
+        if number <= self._live:  # it began anew
+            found += self._lost(number)
+        elif self._next is not None and number < self._next:
+            self._live = number
+            return found  # told again already
+        elif self._next is not None and number > self._next:
             found += await self._again(context, self._next)
-        if number < self._next:
-            if number != 0:
-                return found  # told again already
-            found += self._lost(number)
-        elif number > self._next:
-            found += self._lost(number)
+            if number > self._next:
+                found += self._lost(number)
+            elif number < self._next:
+                self._live = number
+                return found
+        self._live = number
         self._next = number + 1
         return [*found, *self._chains.events(frames[2])]
 

@@ -138,6 +138,8 @@ class StrictServer:
                 self._loop.call_soon_threadsafe(self._break)
 
     def _break(self) -> None:
+        for listening in self._server.servers:
+            listening.close()
         for connection in list(self._server.server_state.connections):
             connection.transport.abort()
         self._server.should_exit = self._server.force_exit = True

@@ -47,11 +47,8 @@ def a_work(
 
 async def deltas_of(engine: RequestEngine, work: SequenceWork) -> list[TokenDelta]:
     """All that comes of `work`."""
-    found = []
-    async with aclosing(engine.generate(work)) as stream:  # type: ignore[type-var]
-        async for delta in stream:
-            found.append(delta)
-    return found
+    async with aclosing(engine.generate(work)) as stream:
+        return [delta async for delta in stream]
 
 
 async def answer_of(engine: RequestEngine, work: SequenceWork) -> list[int]:
