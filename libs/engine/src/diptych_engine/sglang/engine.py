@@ -7,7 +7,7 @@ closing its connection would abort it while decode still fetches.
 
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -29,6 +29,7 @@ from diptych_engine.sglang.answers import Answer, Cursor, read_answer
 from diptych_engine.sglang.asking import GENERATE, question, rid
 from diptych_engine.sglang.contract import CONTRACT
 from diptych_engine.sglang.options import SglangOptions
+from diptych_engine.sglang.partner import Partner
 from diptych_engine.sglang.rooms import Room, Rooms, from_opaque, see_host, to_opaque
 
 log = logging.getLogger("diptych.engine")
@@ -69,6 +70,7 @@ class SglangEngine:
         self._http = EngineHttp(settings.url, api_key=options.api_key)
         self._bootstrap: EngineHttp | None = None
         self._rooms: Rooms | None = None
+        self._partner: Partner | None = None
         self._salts = Salts()
         self._liveness = Liveness(silence_s=options.silence_s, probe_s=options.probe_s)
         self._phases: set[Phase] = set()
@@ -96,8 +98,14 @@ class SglangEngine:
             raise Permanent("SGLang's transfer backend `fake` moves no KV")
         self._phases = _PHASES.get(info.disaggregation_mode, set())
         self._describe(info)
+        partner_url = self._options.prefill_url
         if Phase.PREFILL in self._phases:
-            await self._meet_bootstrap(info.disaggregation_bootstrap_port)
+            await self._meet_bootstrap(self._http.url, info.disaggregation_bootstrap_port)
+        elif Phase.DECODE in self._phases and partner_url:
+            rooms = await self._meet_bootstrap(partner_url, None)
+            key = self._options.api_key
+            self._partner = Partner(partner_url, api_key=key, rooms=rooms)
+            self._phases = self._phases | {Phase.GENERATE}
         log.info("engine_found", extra={"engine": self.spec.engine, "url": self._http.url})
 
     async def _info(self) -> _Info:
@@ -110,14 +118,15 @@ class SglangEngine:
 
         return await until_ready(ask, within_s=self._options.start_s)
 
-    async def _meet_bootstrap(self, told_port: int | None) -> None:
+    async def _meet_bootstrap(self, url: str, told_port: int | None) -> Rooms:
         options = self._options
-        host = options.bootstrap_host or urlsplit(self._http.url).hostname or ""
+        host = options.bootstrap_host or urlsplit(url).hostname or ""
         see_host(host)
         port = options.bootstrap_port or told_port or BOOTSTRAP_PORT
-        self._rooms = Rooms(host, port)
+        self._rooms = rooms = Rooms(host, port)
         self._bootstrap = EngineHttp(f"http://{host}:{port}")
         await until_ready(self._see_route, within_s=options.start_s)
+        return rooms
 
     async def _see_route(self) -> None:
         if self._bootstrap is not None:
@@ -139,7 +148,7 @@ class SglangEngine:
             layout=settings.layout(block_tokens=page, dtype=dtype),
             context_tokens=min(context, settings.card.context_tokens),
             kv_tokens=info.max_total_num_tokens or settings.kv_tokens,
-            hand_off=None if Phase.GENERATE in self._phases else terms,
+            hand_off=None if info.disaggregation_mode == "null" else terms,
             unsupported=() if info.enable_deterministic_inference else ("seed",),
         )
 
@@ -169,13 +178,18 @@ class SglangEngine:
         room = from_opaque(work.hand_off.opaque) if work.hand_off else None
         if room is not None:
             see_host(room.host)
+        elif self._partner is not None:
+            room = self._partner.rooms.fresh()
         cursor = Cursor(
             self.spec.eos_ids,
             ignore_eos=work.stopping.ignore_eos,
             logprobs=work.sampling.top_logprobs is not None,
         )
         ended = False
-        async with aclosing(self._leg(work, room, self._options.silence_s)) as answers:
+        async with (
+            self._partners_leg(work, room),
+            aclosing(self._leg(work, room, self._options.silence_s)) as answers,
+        ):
             async for answer in answers:
                 found = cursor.delta(answer)
                 if found is None or ended:
@@ -185,12 +199,23 @@ class SglangEngine:
         if not ended:
             raise EngineGone("SGLang's answer ended without a reason to finish")
 
+    def _partners_leg(
+        self, work: SequenceWork, room: Room | None
+    ) -> AbstractAsyncContextManager[None]:
+        if self._partner is None or work.hand_off is not None:
+            return nullcontext()
+        silence_s = self._options.silence_s + self._options.meeting_s
+        return self._partner.leg(GENERATE, self._question(work, room), rid(work), silence_s)
+
+    def _question(self, work: SequenceWork, room: Room | None) -> bytes:
+        salt = self._salts.salt(work.tenant) if work.tenant else ""
+        return question(work, self.spec.eos_ids, salt, room)
+
     async def _leg(
         self, work: SequenceWork, room: Room | None, silence_s: float
     ) -> AsyncGenerator[Answer, None]:
         """One server's answer. Left before its end it is aborted, by name and by closing."""
-        salt = self._salts.salt(work.tenant) if work.tenant else ""
-        body = question(work, self.spec.eos_ids, salt, room)
+        body = self._question(work, room)
         ended = False
         with self._liveness.asking():
             try:
@@ -259,6 +284,8 @@ class SglangEngine:
         await self._http.close()
         if self._bootstrap is not None:
             await self._bootstrap.close()
+        if self._partner is not None:
+            await self._partner.close()
 
 
 def make(settings: AdapterSettings) -> SglangEngine:

@@ -34,9 +34,14 @@ class Asking:
         return GENERATE if self._token_level else COMPLETIONS
 
     def prefill(self, work: SequenceWork, eos_ids: tuple[int, ...], salt: str) -> bytes:
-        """One token, not streamed: only such an answer carries what decode needs."""
+        """One token, not streamed: only such an answer carries what decode needs.
+
+        An answer of one token is asked for without KV to fetch, which nobody would.
+        """
+        left = work.stopping.max_tokens - len(work.answer_ids)
         sampling = self._sampling(work, eos_ids) | {"max_tokens": 1, "min_tokens": 0}
-        return self._body(work, sampling, {"stream": False}, salt, PREFILL_PARAMS)
+        params = PREFILL_PARAMS if left > 1 else None
+        return self._body(work, sampling, {"stream": False}, salt, params)
 
     def answer(
         self,

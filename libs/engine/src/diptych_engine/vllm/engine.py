@@ -15,6 +15,7 @@ import msgspec
 from diptych_contracts.errors import EngineGone, Permanent, Refused
 from diptych_contracts.handoffs import EngineHandOff, FirstToken, HandOffTerms
 from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.journal import EndReason
 from diptych_engine.adapters import AdapterSettings
 from diptych_engine.over_http.client import EngineHttp
 from diptych_engine.over_http.contract import version_key
@@ -23,7 +24,7 @@ from diptych_engine.over_http.liveness import Liveness, until_ready
 from diptych_engine.over_http.salts import Salts
 from diptych_engine.port import EngineSpec, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
-from diptych_engine.vllm.answers import delta, read_answer, remote_tokens
+from diptych_engine.vllm.answers import Answer, delta, read_answer, remote_tokens
 from diptych_engine.vllm.asking import GENERATE, Asking
 from diptych_engine.vllm.audit import TRANSFERS, HandOffAudit, HandOffCounts
 from diptych_engine.vllm.contract import CONTRACT
@@ -175,6 +176,9 @@ class VllmEngine:
             raise Refused(
                 RefusalReason.NO_ROOM, "vLLM aborted the prefill: there is no KV to fetch"
             )
+        whole = self._whole_answer(work, answer)
+        if whole is not None:
+            return whole
         params = bytes(answer.kv_transfer_params)
         if len(params) > MAX_OPAQUE_BYTES:
             raise Permanent(f"vLLM describes its KV in {len(params)} bytes")
@@ -185,6 +189,14 @@ class VllmEngine:
             self.counts.offered += 1
         offer(EngineHandOff(terms=terms, opaque=params))
         return TokenDelta((), cached_tokens=answer.cached_tokens)
+
+    def _whole_answer(self, work: SequenceWork, answer: Answer) -> TokenDelta | None:
+        """Prefill's token, where the answer ends with it."""
+        found = delta(answer, self.spec.eos_ids, ignore_eos=work.stopping.ignore_eos)
+        left = work.stopping.max_tokens - len(work.answer_ids)
+        if found is None or (left > 1 and found.finish is not EndReason.STOP):
+            return None
+        return found._replace(cached_tokens=answer.cached_tokens)
 
     async def generate(self, work: SequenceWork) -> AsyncGenerator[TokenDelta, None]:
         """The answer's tokens; see `RequestEngine`."""

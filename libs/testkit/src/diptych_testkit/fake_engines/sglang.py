@@ -10,7 +10,7 @@ from diptych_engine.over_http.contract import Contract
 from diptych_engine.sglang.contract import BOOTSTRAP, CONTRACT
 from diptych_engine.sglang.rooms import FAKE_HOST
 from diptych_testkit.fake_engines.strict_server import Exchange, StrictServer
-from diptych_testkit.fake_engines.toy_tokens import ToyTokens, toy_logprob
+from diptych_testkit.fake_engines.toy_tokens import ToyTokens, forced_by, toy_logprob
 
 _POLL_S = 0.005
 _ROUTE = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
@@ -24,6 +24,7 @@ class SglangHabits:
     model_path: str = "/models/toy"
     mode: str = "null"
     vocab_size: int = 1000
+    first_token: int = 1
     step_s: float = 0.0
     eos_at: int | None = None
     tokens_per_event: int = 1
@@ -141,7 +142,8 @@ class FakeSglang(StrictServer):
         if not self.habits.metrics:
             await exchange.error(404, "Not Found")
             return
-        pinned = self.bootstrap.holding() if self.bootstrap else 0
+        is_prefill = self.bootstrap is not None and self.habits.mode == "prefill"
+        pinned = self.bootstrap.holding() if self.bootstrap and is_prefill else 0
         numbers = {
             "sglang:num_running_reqs": self.running,
             "sglang:num_queue_reqs": 0,
@@ -269,6 +271,8 @@ class FakeSglang(StrictServer):
         return ToyTokens(
             body.get("input_ids", []),
             vocab_size=self.habits.vocab_size,
+            first_token=self.habits.first_token,
+            forced=forced_by(sampling.get("logit_bias", {})),
             temperature=sampling.get("temperature", 1.0),
             seed=sampling.get("sampling_seed", 0),
             eos_at=None if sampling.get("ignore_eos") else self.habits.eos_at,

@@ -10,8 +10,7 @@ import msgspec
 from diptych_engine.over_http.contract import Contract
 from diptych_engine.vllm.contract import CONTRACT
 from diptych_testkit.fake_engines.strict_server import Exchange, StrictServer
-from diptych_testkit.fake_engines.toy_tokens import ToyTokens, toy_logprob
-from diptych_testkit.toy_engine import EOS_ID
+from diptych_testkit.fake_engines.toy_tokens import ToyTokens, forced_by, toy_logprob
 
 BLOCK_TOKENS = 16
 _NEEDED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
@@ -26,6 +25,8 @@ class VllmHabits:
     model: str = "toy"
     root: str = "/models/toy"
     vocab_size: int = 1000
+    first_token: int = 1
+    context_tokens: int = 4096
     step_s: float = 0.0
     eos_at: int | None = None
     tokens_per_event: int = 1
@@ -105,7 +106,11 @@ class FakeVllm(StrictServer):
         await exchange.text(200 if self.habits.healthy else 503, b"")
 
     async def _models(self, exchange: Exchange) -> None:
-        model = {"id": self.habits.model, "root": self.habits.root, "max_model_len": 4096}
+        model = {
+            "id": self.habits.model,
+            "root": self.habits.root,
+            "max_model_len": self.habits.context_tokens,
+        }
         await exchange.json({"data": [model]})
 
     async def _metrics(self, exchange: Exchange) -> None:
@@ -194,7 +199,7 @@ class FakeVllm(StrictServer):
             self.nixl.kept[f"cmpl-{name}-0-abc"] = (given, list(ids), until, self.url)
         given = {key: value for key, value in given.items() if key != self.habits.forgets}
         token = self._tokens(ids, sampling).next()
-        finish = "stop" if token == EOS_ID else "length"
+        finish = "stop" if token in sampling.get("stop_token_ids", ()) else "length"
         answer = {
             "id": f"cmpl-{name}",
             "request_id": f"generate-tokens-{name}",
@@ -227,9 +232,11 @@ class FakeVllm(StrictServer):
     ) -> None:
         tokens, made, finish = self._tokens(ids, sampling), 0, None
         if not exchange.body.get("stream"):
+            self._see(sampling.get("max_tokens") == 1, "only answers of one token come whole")
             first = tokens.next()
             answer = {"id": "cmpl-1", "request_id": "1", "kv_transfer_params": None}
-            choices = [self._choice([first], "length", sampling)]
+            finish = "stop" if first in sampling.get("stop_token_ids", ()) else "length"
+            choices = [self._choice([first], finish, sampling)]
             await exchange.json(answer | {"choices": choices} | self._usage(ids, 1, cached))
             return
         stops = set(sampling.get("stop_token_ids", ()))
@@ -274,6 +281,8 @@ class FakeVllm(StrictServer):
         return ToyTokens(
             ids,
             vocab_size=self.habits.vocab_size,
+            first_token=self.habits.first_token,
+            forced=forced_by(sampling.get("logit_bias", {})),
             temperature=sampling.get("temperature", 1.0),
             seed=sampling.get("seed", 0),
             eos_at=None if sampling.get("ignore_eos") else self.habits.eos_at,

@@ -103,7 +103,8 @@ def cleared() -> dict[str, Any]:
 
 def positional(event: dict[str, Any]) -> list[Any]:
     """The same as older releases write it: an array with the kind in front."""
-    order = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
+    order: tuple[str, ...] = ("block_hashes", "parent_block_hash", "token_ids", "block_size")
+    order += ("lora_id", "medium")
     if event["type"] == "BlockRemoved":
         order = ("block_hashes", "medium")
     return [
