@@ -9,12 +9,13 @@ class SglangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_key: str = ""
     """`--api-key`."""
     bootstrap_host: str = ""
-    """Where decode's server reaches prefill's bootstrap server; empty: the host of prefill's URL."""
+    """Where decode's server reaches prefill's bootstrap server; empty: the host of its URL."""
     bootstrap_port: int = 0
     """`--disaggregation-bootstrap-port` of prefill; 0: what its server says, else 8998."""
     prefill_url: str = ""
-    """Decode: a prefill server that its adapter may ask itself. A decode server cannot compute
-    prompts, so without one it answers no request in one piece: none whose prefill worker is gone."""
+    """Decode: a prefill server that its adapter may ask itself. A decode server computes no
+    prompts, so without one it answers no request in one piece, none whose prefill worker is gone.
+    """
     start_s: float = 900.0
     """How long the server may take to be ready: a large model takes minutes."""
     silence_s: float = 120.0

@@ -247,6 +247,7 @@ class VllmEngine:
             running=_whole(numbers.get("vllm:num_requests_running")),
             waiting=_whole(numbers.get("vllm:num_requests_waiting")),
             kv_tokens_used=None if used is None else round(used * self.spec.kv_tokens),
+            recomputed=self.counts.recomputed,
         )
 
     async def _metrics(self) -> str:
