@@ -26,7 +26,7 @@ from diptych_engine.port import EngineSpec, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
 from diptych_engine.vllm.answers import Answer, delta, read_answer, remote_tokens
 from diptych_engine.vllm.asking import GENERATE, Asking
-from diptych_engine.vllm.audit import TRANSFERS, HandOffAudit, HandOffCounts
+from diptych_engine.vllm.audit import HandOffAudit, HandOffCounts
 from diptych_engine.vllm.contract import CONTRACT
 from diptych_engine.vllm.kv_events import BlockChains, KvListener
 from diptych_engine.vllm.options import VllmOptions
@@ -288,11 +288,6 @@ class VllmEngine:
 def make(settings: AdapterSettings) -> VllmEngine:
     """The adapter; see `diptych_engine.adapters`."""
     return VllmEngine(settings, settings.options_as(VllmOptions))
-
-
-def shows_transfers(page: str) -> bool:
-    """Whether a server's metrics say how often KV was fetched."""
-    return TRANSFERS in totals(page, "vllm:nixl_")
 
 
 def _named(work: SequenceWork) -> dict[str, str]:
