@@ -94,6 +94,8 @@ def test_the_first_token_and_the_hand_off_come_as_the_terms_say(
 def test_an_answer_of_one_token_needs_no_decode(duo: Duo, entry: EngineEntry) -> None:
     job = duo.work(prompt(duo), stopping=full(entry, max_tokens=1))
     (only,) = duo.ask(job)
+    if not entry.can.prefill_ends:
+        return
     leg, _ = duo.prefill_leg(duo.work(job.prompt_ids, stopping=job.stopping))
     duo.prefill.engine.submit(leg)
     assert duo.prefill.tokens(leg) == [only] or not entry.can.stays_greedy
@@ -119,10 +121,12 @@ def test_the_end_of_text_ends_an_answer_and_is_not_part_of_it(duo: Duo, entry: E
     job = duo.work(prompt(duo), stopping=full(entry, ignore_eos=False), sampling=wants_to_end)
     assert duo.ask(job) == []
     assert duo.decode.finish(job) is EndReason.STOP
-    leg, _ = duo.prefill_leg(duo.work(job.prompt_ids, stopping=job.stopping, sampling=wants_to_end))
-    duo.prefill.engine.submit(leg)
-    assert duo.prefill.tokens(leg) == []
-    assert duo.prefill.finish(leg) is EndReason.STOP
+    if entry.can.prefill_ends:
+        ends = duo.work(job.prompt_ids, stopping=job.stopping, sampling=wants_to_end)
+        leg, _ = duo.prefill_leg(ends)
+        duo.prefill.engine.submit(leg)
+        assert duo.prefill.tokens(leg) == []
+        assert duo.prefill.finish(leg) is EndReason.STOP
     on = duo.work(job.prompt_ids, stopping=full(entry, max_tokens=4), sampling=wants_to_end)
     assert duo.ask(on) == [eos] * 4
     assert duo.decode.finish(on) is EndReason.LENGTH

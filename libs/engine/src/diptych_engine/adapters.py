@@ -20,7 +20,10 @@ from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role
 from diptych_engine.request_port import RequestEngine
 
-ADAPTERS: Mapping[str, str] = {}
+ADAPTERS: Mapping[str, str] = {
+    "sglang": "diptych_engine.sglang.engine:make",
+    "vllm": "diptych_engine.vllm.engine:make",
+}
 """`module:function` by engine name."""
 
 MAX_OPTIONS_BYTES = 64 * 1024

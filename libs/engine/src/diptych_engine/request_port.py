@@ -37,6 +37,9 @@ class EngineStats:
     kv_tokens_used: int | None = None
     pinned_orphans: int | None = None
     """Hand-offs whose KV prefill still holds and nobody has fetched."""
+    recomputed: int | None = None
+    """Hand-offs since the start whose KV decode has computed again instead of fetching it, without
+    a word: vLLM does so where a transfer cannot begin."""
 
 
 @dataclass(frozen=True, slots=True)

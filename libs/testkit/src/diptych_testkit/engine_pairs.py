@@ -40,6 +40,8 @@ class Abilities:
     logprobs: bool = True
     stays_greedy: bool = True
     """A greedy answer does not depend on who else is there, or where it goes on."""
+    prefill_ends: bool = True
+    """A prefill whose first token ends the answer needs no decode."""
     crowd: int = 64
     """How many requests at once it is tried with."""
     answer_tokens: int = 24
