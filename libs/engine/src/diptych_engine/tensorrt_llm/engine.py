@@ -38,6 +38,8 @@ from diptych_engine.tensorrt_llm.requests import LiveRequest
 STATS_S = 0.05
 """How long to wait for statistics: those of the last iteration lie ready, or there are none."""
 EVENTS_S = 2.0
+GUIDED = ("response_format",)
+"""What needs guided decoding. Other grammars than JSON schemas it does not know in our form."""
 IDLE_S = 0.2
 """Between two readings of an engine that has nothing to tell."""
 
@@ -111,6 +113,7 @@ class TrtLlmEngine:
             eos_ids=served.eos_ids,
             step_tokens=options.max_num_tokens,
             hand_off=terms,
+            unsupported=("logit_bias", "tool_choice", *(() if options.guided else GUIDED)),
         )
 
     async def start(self) -> None:
