@@ -22,6 +22,7 @@ from diptych_engine.request_port import RequestEngine
 
 ADAPTERS: Mapping[str, str] = {
     "tensorrt_llm": "diptych_engine.tensorrt_llm.adapter:llm_api",
+    "trtllm_serve": "diptych_engine.tensorrt_llm.adapter:behind_http",
 }
 """`module:function` by engine name."""
 

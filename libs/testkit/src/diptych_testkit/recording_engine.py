@@ -73,7 +73,7 @@ class _Members:
 
 def _recorded_llm(found: Any, names: Names) -> Any:
     class Recorded(found):  # type: ignore[misc]
-        @functools.wraps(found.__init__)
+        @functools.wraps(found.__init__)  # type: ignore[misc]
         def __init__(self, model: str, **keywords: Any) -> None:
             own = set(shipped_contract().classes["LLM"].methods["__init__"].parameters)
             names.add("LLM", "__init__(model)", *(f"__init__({k})" for k in keywords if k in own))

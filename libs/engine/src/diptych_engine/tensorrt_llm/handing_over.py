@@ -58,13 +58,13 @@ def sealed(fields: Mapping[str, Any], *, version: str, prompt_tokens: int) -> by
     return data
 
 
-def opened(hand_off: EngineHandOff, *, version: str, known: frozenset[str]) -> Envelope:
+def opened(hand_off: EngineHandOff, *, version: str, known: frozenset[str] | None) -> Envelope:
     """What is in a hand-off.
 
     Args:
         hand_off: As it came.
         version: This side's engine.
-        known: The fields that this side's engine knows.
+        known: The fields that this side's engine knows; None: it refuses others itself.
 
     Raises:
         Incompatible: the other side runs another version, or its hand-off has fields that this
@@ -79,7 +79,7 @@ def opened(hand_off: EngineHandOff, *, version: str, known: frozenset[str]) -> E
             f"engine version: prefill runs TensorRT-LLM {envelope.engine_version}, "
             f"decode {version}: both must run the same"
         )
-    if unknown := sorted(set(envelope.fields) - known):
+    if known is not None and (unknown := sorted(set(envelope.fields) - known)):
         raise Incompatible(
             f"the hand-off has fields that TensorRT-LLM {version} does not know here: "
             f"{', '.join(unknown)}; both sides must run the same build"

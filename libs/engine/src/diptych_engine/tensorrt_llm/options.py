@@ -62,6 +62,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     guided: bool = False
     """Whether the server was started with a `guided_decoding_backend`."""
     machine_id: int | None = None
+    start_s: float = 1800.0
+    """How long to wait for the server, which loads weights for minutes."""
     connect_s: float = 5.0
     stall_s: float = 120.0
     """Longest silence of a stream, the first token's included."""
