@@ -186,7 +186,7 @@ async def test_closing_a_stream_aborts_it() -> None:
         await anext(stream)
         await stream.aclose()
         assert (await pair.decode.stats()).running is not None
-        assert pair.installed[1].llms[0]._active == 0
+        assert pair.installed[1].llms[0].active == 0
 
 
 async def test_kv_that_nobody_fetches_is_freed_by_the_engine() -> None:

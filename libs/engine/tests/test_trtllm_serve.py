@@ -135,7 +135,7 @@ async def test_closing_a_stream_aborts_it() -> None:
 
 async def _idle(server: FakeServe) -> None:
     async with asyncio.timeout(30):
-        while server.llm._active:
+        while server.llm.active:
             await asyncio.sleep(0.01)
 
 

@@ -85,12 +85,20 @@ class FakeServe:
     Args:
         installed: The engine behind it.
         repeats_first: Whether decode's first part repeats prefill's token: versions differ.
+        kv_transfer_timeout_ms: After which it frees KV that nobody fetched.
     """
 
-    def __init__(self, installed: Installed, *, repeats_first: bool = True) -> None:
+    def __init__(
+        self,
+        installed: Installed,
+        *,
+        repeats_first: bool = True,
+        kv_transfer_timeout_ms: int = 60_000,
+    ) -> None:
         self.installed = installed
         self._repeats_first = repeats_first
-        config = {"backend": "UCX", "max_tokens_in_buffer": 4096, "kv_transfer_timeout_ms": 60_000}
+        config = {"backend": "UCX", "max_tokens_in_buffer": 4096}
+        config["kv_transfer_timeout_ms"] = kv_transfer_timeout_ms
         self.llm = installed.names["LLM"](
             model="toy",
             backend="pytorch",

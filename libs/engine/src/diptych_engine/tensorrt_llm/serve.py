@@ -172,7 +172,10 @@ class TrtLlmServe:
         except httpx.HTTPError as err:
             raise await self._why(err) from err
         if response.status_code != 200:
-            raise failure_of(response.status_code, response.content)
+            failure = failure_of(response.status_code, response.content)
+            if isinstance(failure, Refused):
+                await self.health()
+            raise failure
         told = read(response.content)
         if told.failure is not None or not told.choices:
             raise Refused(BROKEN, f"trtllm-serve: {told.failure or 'no choice'}")
@@ -186,6 +189,9 @@ class TrtLlmServe:
         request = self._http.build_request("POST", "/v1/completions", content=body)
         try:
             stream = await self._opened(request, fetching=params is not None)
+        except Refused:
+            await self.health()  # a dead engine is told as one request's failure too
+            raise
         except httpx.HTTPError as err:
             raise await self._why(err) from err
         try:

@@ -40,11 +40,13 @@ def at(
     world: World | None = None,
     faults: Faults | None = None,
     eos_at: int | None = None,
+    vocab_size: int = 1000,
 ) -> Installed:
     """An engine of `version` (1.2 or 1.3) that shares `world` with others."""
     world, faults, made = world or World(), faults or Faults(), list[Llm]()
     old = version.startswith("1.2")
-    own = {"world": world, "faults": faults, "eos_at": eos_at, "made": made}
+    own = {"world": world, "faults": faults, "made": made}
+    own |= {"eos_at": eos_at, "vocab_size": vocab_size}
     names = {
         "LLM": type("LLM", (Llm12 if old else Llm13,), own),
         "TorchLlmArgs": shapes.TorchLlmArgs,

@@ -29,14 +29,13 @@ from diptych_testkit.fake_tensorrt_llm.shapes import (
 from diptych_testkit.fake_tensorrt_llm.world import Faults, Ticket, World
 from diptych_testkit.toy_engine import EOS_ID, toy_logits
 
-VOCAB = 1000
-
 
 class Llm:
     """Both versions' `LLM`; what differs stands in their subclasses."""
 
     world: ClassVar[World]
     faults: ClassVar[Faults]
+    vocab_size: ClassVar[int] = 1000
     eos_at: ClassVar[int | None] = None
     """Length of a sequence after which end-of-text is the likeliest token; None: never."""
     params_type: ClassVar[type[DisaggregatedParams12]] = DisaggregatedParams12
@@ -66,7 +65,7 @@ class Llm:
         self._ran = asyncio.Event()
         self._used: list[SamplingParams] = []
         self._stats: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self._active = 0
+        self.active = 0
         self.cache = KvCache(self.args.kv_cache_config, self.faults)
         self.shut = False
 
@@ -120,7 +119,7 @@ class Llm:
         if self.args.skip_tokenizer_init and sampling.end_id is None:
             raise ValueError("end_id must be set if skip_tokenizer_init is True")
         limit = self.args.max_seq_len or 4096
-        if not inputs or len(inputs) + 1 > limit or max(inputs) >= VOCAB:
+        if not inputs or len(inputs) + 1 > limit or max(inputs) >= self.vocab_size:
             raise ValueError(f"The prompt of {len(inputs)} tokens does not fit {limit}")
         if sampling.guided_decoding is not None and self.args.guided_decoding_backend is None:
             raise ValueError("guided decoding is not enabled")
@@ -151,13 +150,13 @@ class Llm:
         salt: str | None,
         aborted: asyncio.Event,
     ) -> None:
-        self._active += 1
+        self.active += 1
         try:
             await self._compute(result, sampling, params, salt, aborted)
         except RequestError as err:
             result.push(_raising(err))
         finally:
-            self._active -= 1
+            self.active -= 1
 
     async def _compute(
         self,
@@ -275,7 +274,7 @@ class Llm:
     def _next(
         self, prompt: list[int], answer: list[int], params: SamplingParams
     ) -> tuple[int, dict[int, Logprob]]:
-        history, row = History([*prompt, *answer]), np.empty(VOCAB, np.float32)
+        history, row = History([*prompt, *answer]), np.empty(self.vocab_size, np.float32)
         toy_logits(row, history)
         if self.eos_at is not None and len(history.tokens) >= self.eos_at:
             row[EOS_ID] = 20.0
@@ -307,7 +306,7 @@ class Llm:
             self._stats.put_nowait(
                 {
                     "iter": self._stats.qsize(),
-                    "numActiveRequests": self._active,
+                    "numActiveRequests": self.active,
                     "numQueuedRequests": 0,
                     "kvCacheStats": blocks,
                 }

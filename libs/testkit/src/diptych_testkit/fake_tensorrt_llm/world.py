@@ -51,6 +51,7 @@ class World:
     expired: int = 0
     """Hand-offs that nobody fetched in time."""
     fetched: int = 0
+    _late: set[bytes] = field(default_factory=set)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def pin(self, ticket: Ticket, *, timeout_s: float | None) -> bytes:
@@ -66,7 +67,8 @@ class World:
         try:
             ticket = self.tickets.pop(state)
         except KeyError:
-            self.misuse.append(f"{state!r} was fetched twice, or too late")
+            if state not in self._late:
+                self.misuse.append(f"{state!r} was fetched twice, or never pinned")
             raise
         self.fetched += 1
         return ticket
@@ -74,3 +76,4 @@ class World:
     def _expire(self, state: bytes) -> None:
         if self.tickets.pop(state, None) is not None:
             self.expired += 1
+            self._late.add(state)
