@@ -124,7 +124,7 @@ class FakeServe:
             Route("/v1/completions", self._completions, methods=["POST"]),
         ]
         app = Starlette(routes=routes)
-        config = uvicorn.Config(app, port=0, log_level="critical", lifespan="off", ws="none")
+        config = uvicorn.Config(app, port=0, log_level="error", lifespan="off", ws="none")
         server = uvicorn.Server(config)
         server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         serving = asyncio.create_task(server._serve())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 from diptych_contracts.handoffs import FirstToken
 from diptych_contracts.sampling import Stopping
@@ -17,10 +17,15 @@ from diptych_text.codec import TextCodec
 _TIMES = WatchTimes(health_s=0.05, answer_s=1.0, stats_s=0.02)
 
 
+@cache
+def _codec() -> TextCodec:
+    return TextCodec.from_card(sim_card(model="toy"))
+
+
 @contextmanager
 def toy_pair(settings: ToySettings, faults: Faults | None = None) -> Iterator[EnginePair]:
     """A pair of toys, both of which have the same `faults`."""
-    codec = TextCodec.from_card(sim_card(model="toy"))
+    codec = _codec()
 
     def answer_text(stopping: Stopping) -> AnswerText:
         return AnswerText(codec, stopping.stop)
