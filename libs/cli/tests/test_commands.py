@@ -45,6 +45,7 @@ def ask(*arguments: str) -> int:
             ["diptych settings gateway", "DIPTYCH_GATEWAY__MAX_IN_FLIGHT=512"],
         ),
         (("doctor", "--help"), ["Exit code 1 if something is missing"]),
+        (("doctor", "engine", "--help"), ["diptych doctor engine tensorrt_llm", "--url"]),
     ],
 )
 def test_help_teaches_by_example(

@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+_ENGINES = ("sglang", "tensorrt_llm", "triton", "trtllm_serve", "vllm")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = _parser(argparse.ArgumentParser, teaching.DIPTYCH, prog="diptych")
@@ -256,6 +259,15 @@ def _add_doctor(commands: Any) -> None:
     )
     doctor.add_argument("--port", type=_port, default=_DEFAULT_PORT, help="of the gateway (8080)")
     doctor.set_defaults(run=lambda options: need("diptych_cli.doctor").doctor(options.port))
+    parts = doctor.add_subparsers(title="parts", metavar="PART")
+    engine = _parser(
+        parts.add_parser, teaching.ENGINE_DOCTOR, name="engine", help="an engine of its own process"
+    )
+    engine.add_argument("name", metavar="NAME", choices=_ENGINES, help=", ".join(_ENGINES))
+    engine.add_argument("--url", default="", help="where it listens")
+    engine.set_defaults(
+        run=lambda o: need("diptych_cli.engine_doctor").engine_doctor(o.name, o.url)
+    )
 
 
 def _run_up(options: argparse.Namespace) -> int:

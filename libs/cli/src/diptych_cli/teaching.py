@@ -148,6 +148,16 @@ Check what the stack needs on this machine and say what to do. Exit code 1 if so
 
   diptych doctor
   diptych doctor --port 9000
+  diptych doctor engine tensorrt_llm
+"""
+
+ENGINE_DOCTOR = """\
+Look at an engine that a worker is put in front of: whether it is there, which version, what it can,
+and where it differs from what its adapter is written for. Exit code 1 if it could not be used.
+
+  diptych doctor engine tensorrt_llm
+  diptych doctor engine trtllm_serve --url http://127.0.0.1:8000
+  diptych doctor engine vllm --url http://127.0.0.1:8000
 """
 
 KEYS = """\
