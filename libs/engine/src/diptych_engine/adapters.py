@@ -21,7 +21,7 @@ from diptych_contracts.fleet import Role
 from diptych_engine.request_port import RequestEngine
 
 ADAPTERS: Mapping[str, str] = {
-    "triton": "diptych_engine.triton:make",
+    "triton": "diptych_engine.triton.engine:make",
 }
 """`module:function` by engine name."""
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from diptych_engine.request_loop import RequestLoop
 
 from diptych_chassis.member import Member
 from diptych_contracts.cards import GRAMMAR_PARAMETERS, ModelCard
@@ -20,6 +19,7 @@ from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.llamacpp.settings import MAX_SEQUENCES, PREFIX_SEQUENCES
 from diptych_engine.matching import Grammars
 from diptych_engine.port import Engine, EngineSpec
+from diptych_engine.request_loop import RequestLoop
 from diptych_engine.sim import SimSettings, SimStepEngine
 from diptych_engine.sim_card import sim_card, spoken_tokens
 from diptych_engine.step_loop import StepLoop

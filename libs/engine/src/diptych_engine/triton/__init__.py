@@ -4,7 +4,3 @@ Two of TensorRT-LLM's: `tensorrt_llm` of the C++ backend, whose context and gene
 a decode worker can share (`inflight`), and that of the LLM API, which takes and gives text and can
 only do both phases (`llmapi`). Which one it is the model's own configuration says (`served`).
 """
-
-from diptych_engine.triton.engine import TritonEngine, make
-
-__all__ = ["TritonEngine", "make"]

@@ -62,8 +62,9 @@ class ServedModel(ABC):
         self.engine.start(self._heard)
         threading.Thread(target=self._look, daemon=True).start()
 
+    @abstractmethod
     def prepare(self) -> None:
-        """What else is needed before the first request."""
+        """Make ready what else is needed before the first request."""
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Take requests; they are answered later."""

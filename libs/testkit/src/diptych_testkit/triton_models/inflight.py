@@ -48,6 +48,7 @@ class TritonPythonModel(ServedModel):
             raise ValueError("expected streaming")
         said = json.loads(request.parameters() or "{}").get("request_type")
         phase = PHASES.get(said, Phase.GENERATE)  # the real one logs and goes on, too
+        print(said, request.request_id(), flush=True)  # noqa: T201 - into the server's log
         prompt = tuple(int(token) for token in ids)
         first: tuple[int, ...] = ()
         blocks: Sequence[KvBlock] = ()

@@ -1,7 +1,6 @@
 """`tensorrt_llm` of the LLM API: text in, the whole text so far out."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb
@@ -24,13 +23,6 @@ SAMPLING = {
 
 class TritonPythonModel(ServedModel):
     """See the module."""
-
-    @staticmethod
-    def auto_complete_config(config: Any) -> Any:
-        """What the real one takes from its `model.yaml`."""
-        config.set_model_transaction_policy({"decoupled": True})
-        config.set_max_batch_size(64)
-        return config
 
     def prepare(self) -> None:
         self._codec = TextCodec.from_card(self.card)

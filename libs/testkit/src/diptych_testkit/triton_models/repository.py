@@ -38,6 +38,7 @@ def write(folder: Path, model: Model, *, transceiver: Path) -> None:
             inputs=tables.LLM_API_INPUTS,
             outputs=tables.LLM_API_OUTPUTS,
             parameters=parameters,
+            more=BATCHED,  # the real one completes its configuration by its `model.yaml`
         )
     else:
         text = tables.config(
