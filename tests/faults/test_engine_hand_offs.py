@@ -1,6 +1,6 @@
 """Hand-offs whose KV the engines move themselves, through the whole fleet.
 
-Real time: such engines have threads of their own. Every answer equals the engine's own, so no token
+Every answer equals the engine's own, so no token
 came twice and none is missing, and at the end nobody holds anything.
 """
 
@@ -27,6 +27,7 @@ from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import toy_answer
 from diptych_testkit.toy_request_engine import ToyRequestEngine, ToySettings, Wire
 
+pytestmark = pytest.mark.virtual_time
 PROMPT = tuple(range(1, 101))
 REMOTE = Forced(mode=Mode.REMOTE)
 KINDS = {
@@ -184,7 +185,7 @@ async def test_a_cancel_lets_go_of_both_legs(kind: str, stage: str) -> None:
             await fleet.client.has_tokens("r1", 3)
         else:
             await until(lambda: bool(engines.of["p1"].held))
-        await fleet.client.cancel(request)
+        fleet.client.cancel(request)
         end = await fleet.client.ended("r1")
         assert end.reason is EndReason.CANCELLED
         await nothing_is_left(fleet)
@@ -223,7 +224,7 @@ async def test_what_nobody_takes_is_an_orphan_until_the_engine_frees_it() -> Non
         request = asked()
         await fleet.client.send(request)
         await until(lambda: bool(engines.wire.pinned))
-        await fleet.client.cancel(request)
+        fleet.client.cancel(request)
         await fleet.client.ended("r1")
         await until(lambda: metric("diptych_kv_orphans_total") == gone + 1)
         await until(lambda: metric("diptych_kv_pinned_orphans") >= 1)
@@ -317,7 +318,7 @@ async def test_a_dead_engine_costs_no_token_and_ends_its_worker_once_it_is_back(
         assert detail == "the engine is gone: its process is gone"
         for name in names:
             await is_whole(fleet, name, 60)
-        assert metric("diptych_engine_gone") == 1
+        await fleet.until_load(lambda: fleet.loads["d1"].draining)
         engine.faults.dead = None
         await until(lambda: bool(ended))
         assert isinstance(ended[0], EngineGone)

@@ -224,7 +224,7 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> EngineSpec:
-        """What it is and how much it holds."""
+        """What it is."""
         ...
 
     def submit(self, work: SequenceWork) -> None:

@@ -1,6 +1,7 @@
 """Composition root of both workers: the only module here that names concrete adapters."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,10 +129,9 @@ async def open_engine(
             log.info("engine_awaited", engine=settings.engine, error=str(err))
         else:
             return loop
-        finished, _ = await asyncio.wait(
-            [asyncio.create_task(member.stopping.wait())], timeout=_AGAIN_S
-        )
-        if finished:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGAIN_S):
+                await member.stopping.wait()
             raise EngineGone("told to stop before its engine answered")
 
 
