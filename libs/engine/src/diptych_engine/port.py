@@ -333,6 +333,19 @@ class StepEngine(Protocol):
         """What makes vectors of texts, if it can."""
         ...
 
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens it drafts after each sampled one; 0: it does not."""
+        ...
+
+    def accepted_drafts(self, seq: int) -> int:
+        """How many of the drafts after the last token of `seq` the model itself would have chosen.
+
+        They may be computed one by one within the step that sampled that token. Needed where
+        `draft_tokens` is not 0.
+        """
+        ...
+
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
         """Compute one batch; per input the logits `[vocab]` of its last token, if wanted.
 

@@ -17,7 +17,7 @@ _BYTES = range(3, 259)
 
 
 @contextmanager
-def _pair() -> Iterator[EnginePair]:
+def _pair(draft_tokens: int = 0) -> Iterator[EnginePair]:
     card = sim_card(model="sim")
     codec = TextCodec.from_card(card)
 
@@ -29,6 +29,7 @@ def _pair() -> Iterator[EnginePair]:
         vocab_size=card.vocab_size,
         eos_ids=card.eos_ids,
         fingerprint=card.fingerprint,
+        draft_tokens=draft_tokens,
     )
     loops = [StepLoop(SimStepEngine(settings), answer_text) for _ in range(2)]
     try:
@@ -38,4 +39,7 @@ def _pair() -> Iterator[EnginePair]:
             loop.stop()
 
 
-ENTRIES = [EngineEntry(name="sim", open=partial(_pair), can=Abilities())]
+ENTRIES = [
+    EngineEntry(name="sim", open=partial(_pair), can=Abilities()),
+    EngineEntry(name="sim-drafting", open=partial(_pair, 4), can=Abilities()),
+]
