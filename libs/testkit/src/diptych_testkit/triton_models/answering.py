@@ -36,13 +36,26 @@ class Live:
     sender: Any
     work: SequenceWork | None = None
     tokens: list[int] = field(default_factory=list)
+    over: bool = False
+    # After its final response a request must not be touched: the server has freed it.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, tensors: Sequence[Any], *, final: bool) -> None:
-        self.sender.send(pb.InferenceResponse(tensors), flags=FINAL if final else 0)
+        with self.lock:
+            self.over = final
+            self.sender.send(pb.InferenceResponse(tensors), flags=FINAL if final else 0)
 
     def fail(self, message: str) -> None:
-        error = pb.InferenceResponse(error=pb.TritonError(message))
-        self.sender.send(error, flags=FINAL)
+        with self.lock:
+            self.over = True
+            error = pb.InferenceResponse(error=pb.TritonError(message))
+            self.sender.send(error, flags=FINAL)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether its client has gone, or its deadline passed."""
+        with self.lock:
+            return not self.over and bool(self.request.is_cancelled())
 
 
 class ServedModel(ABC):
@@ -70,17 +83,17 @@ class ServedModel(ABC):
         """Take requests; they are answered later."""
         for request in requests:
             live = Live(request, request.get_response_sender())
+            self._numbers += 1
+            key = SequenceKey(RequestId(request.request_id() or "none"), self._numbers)
             try:
                 if scalar(request, "stop"):
                     self._stop(live)
                     continue
-                self._numbers += 1
-                key = SequenceKey(RequestId(request.request_id() or "none"), self._numbers)
                 self.live[key] = live
                 live.work = self.work_of(live, key)
                 self.engine.submit(live.work)
             except (DiptychError, ValueError, KeyError) as err:
-                self.live = {k: other for k, other in self.live.items() if other is not live}
+                self.live.pop(key, None)
                 live.fail(self.refusal(err))
 
     def finalize(self) -> None:
@@ -98,7 +111,7 @@ class ServedModel(ABC):
     def _look(self) -> None:
         while not self._closing.wait(CHECK_S):
             for key, live in list(self.live.items()):
-                if live.request.is_cancelled():
+                if live.cancelled:
                     self.engine.abort(key)
 
     def _heard(self, report: StepReport) -> None:
@@ -110,12 +123,12 @@ class ServedModel(ABC):
                 case NewTokens():
                     live.tokens += news.token_ids
                     if self.told_of(live, news.token_ids, news.finish):
-                        del self.live[news.key]
+                        self.live.pop(news.key, None)
                 case SequenceFailed():
-                    del self.live[news.key]
+                    self.live.pop(news.key, None)
                     live.fail(self.refusal(ValueError(f"{news.reason}: {news.detail}")))
                 case SequenceAborted():
-                    del self.live[news.key]
+                    self.live.pop(news.key, None)
                     self.cancelled(live)
                 case _:
                     pass

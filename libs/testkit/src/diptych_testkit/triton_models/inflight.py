@@ -60,8 +60,7 @@ class TritonPythonModel(ServedModel):
             ignore_eos=scalar(request, "end_id") is None,
         )
         if first:
-            ends = len(first) >= stopping.max_tokens
-            self._send(live, first, final=ends)
+            self._send(live, first, final=False)
         return SequenceWork(
             key=key,
             phase=phase,
