@@ -11,7 +11,7 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose clients openapi nightly equality bench soak fuzz \
+.PHONY: help up test check faults live chaos alone compose clients triton openapi nightly equality bench soak fuzz \
 	hashes audit sbom format clean
 
 help: ## this page
@@ -60,6 +60,12 @@ nightly: $(STAMP) ## a crowd by aiperf, a fifth of which leaves (installs 1.2 GB
 openapi: $(STAMP) ## requests made from /openapi.json, for five minutes (make openapi SECONDS=60)
 	$(BIN)/python -m diptych_testkit.outside_clients tests/clients
 	DIPTYCH_FUZZ_S=$(or $(SECONDS),300) $(BIN)/python -m pytest -q -s -m clients tests/clients/test_openapi_document.py
+
+triton: $(STAMP) ## workers in front of a real Triton server, on a CPU (installs 200 MB)
+	$(BIN)/diptych models pull
+	$(BIN)/python infra/supply/install.py --part dependencies triton
+	$(BIN)/python -m diptych_testkit.triton_server tests/triton
+	$(BIN)/python -m pytest -q --durations=5 -m triton tests/triton tests/engines
 
 equality: $(STAMP) ## fifty prompts over every mode, link, crowd and cached prefix (long)
 	$(BIN)/diptych models pull

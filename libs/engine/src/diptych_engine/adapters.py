@@ -22,9 +22,10 @@ from diptych_engine.request_port import RequestEngine
 
 ADAPTERS: Mapping[str, str] = {
     "sglang": "diptych_engine.sglang.engine:make",
-    "vllm": "diptych_engine.vllm.engine:make",
     "tensorrt_llm": "diptych_engine.tensorrt_llm.adapter:llm_api",
+    "triton": "diptych_engine.triton.engine:make",
     "trtllm_serve": "diptych_engine.tensorrt_llm.adapter:behind_http",
+    "vllm": "diptych_engine.vllm.engine:make",
 }
 """`module:function` by engine name."""
 

@@ -61,8 +61,6 @@ class WorkerMetrics:
         self._steps.duration.labels(phase).observe(report.duration_s)
         self._steps.batch_tokens.observe(tokens)
         self._model.prompt_tokens.inc(report.prefill_tokens)
-        self._model.drafts.inc(report.drafts)
-        self._model.accepted_drafts.inc(report.accepted_drafts)
 
     def started(self, attempt: Attempt) -> None:
         """An attempt has begun, perhaps on a cached prefix."""

@@ -9,6 +9,7 @@ from diptych_testkit.supply.pins import Pin, hash_file, hashes_in, read_pins
 FILES = {
     "constraints.txt": "infra/supply/hashes.txt",
     "tests/clients/python/requirements.txt": "tests/clients/python/hashes.txt",
+    "tests/triton/requirements.txt": "tests/triton/hashes.txt",
 }
 """Each pin file, and the hash file made from it."""
 
