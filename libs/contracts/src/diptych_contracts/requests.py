@@ -33,7 +33,7 @@ class Forced(Message, frozen=True, kw_only=True, tag="forced.1"):
     """A path the client insists on (for tests and debugging)."""
 
     mode: Mode | None = None
-    link: Literal["shm", "tcp"] | None = None
+    link: Literal["shm", "nixl", "tcp"] | None = None
 
 
 class Deadlines(Message, frozen=True, kw_only=True, tag="deadlines.1"):

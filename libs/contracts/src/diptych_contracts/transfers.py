@@ -14,7 +14,7 @@ class LinkEndpoint(Message, frozen=True, kw_only=True, tag="link_endpoint.1"):
     """Where a worker's transfer slots can be written."""
 
     kind: str
-    """`shm` or `tcp`."""
+    """`shm`, `nixl` or `tcp`."""
     host: str
     """The host it reaches no further than (`WorkerRegistration.host`); empty: any."""
     address: str
@@ -38,6 +38,8 @@ class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
     """How long the writer may take; the reader's own lease, if that is longer."""
     certificate: bytes = b""
     """What the writer will show where the link speaks TLS (X.509, DER)."""
+    agent: bytes = b""
+    """Its NIXL agent's name and metadata, for links of that kind: how it can be asked."""
 
 
 class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):

@@ -53,11 +53,11 @@ class LinkTarget(Protocol):
         """
         ...
 
-    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"", agent: bytes = b"") -> None:
         """Remember `writer`, so that it is known when it comes, and its end can be proved later.
 
         Raises:
-            Refused: `certificate` is not what the link needs to know it by.
+            Refused: `certificate` or `agent` is not what the link needs to know it by.
         """
         ...
 

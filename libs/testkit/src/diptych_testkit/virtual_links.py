@@ -141,7 +141,7 @@ class VirtualTarget:
     def is_idle(self, ref: SlotRef) -> bool:
         return self.marks[ref.slot] != ref.generation
 
-    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"", agent: bytes = b"") -> None:
         if self._network.lives(writer):
             self._expected[writer] = None
 

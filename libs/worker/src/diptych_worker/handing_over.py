@@ -50,6 +50,7 @@ spans = tracer("worker")
 _CALL_S = 0.5
 _PAUSE_S = 0.1
 _CLOSING_S = 0.005
+_CLOSING_MOST_S = 1.0
 _LEASE_MARGIN_MS = 5_000
 """For clocks that started at different moments."""
 
@@ -105,15 +106,23 @@ class HandOver:
         if not attempt.left.is_set():
             self._engine.abort(attempt.key)
             await attempt.left.wait()
-        closed = transfer is None or transfer.close()
-        while not closed and transfer is not None:
-            await asyncio.sleep(_CLOSING_S)
-            closed = transfer.close()
+        if transfer is not None and not await self._closed(transfer):
+            self._links.give_up(transfer)
+            return  # Its reader keeps the slots until the link says that nothing is on its way.
         release = Release(transfer_id=_transfer_id(job.generation), reason="not handed over")
         with contextlib.suppress(DiptychError):  # else its lease frees it
             await self._bus.request(
                 subjects.kv(job.decode_worker, "release"), release, Released, timeout_s=_CALL_S
             )
+
+    async def _closed(self, transfer: OutgoingTransfer) -> bool:
+        """Whether nothing writes under its ticket any more; waits a little for it."""
+        give_up_s = self._now_s() + _CLOSING_MOST_S
+        while not transfer.close():
+            if self._now_s() >= give_up_s:
+                return False
+            await asyncio.sleep(_CLOSING_S)
+        return True
 
     async def _open(self, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
         """A ticket and its open link: the job's, or the next one if that cannot be opened."""
@@ -158,6 +167,7 @@ class HandOver:
             fingerprint=spec.fingerprint,
             lease_ms=job.first_token_ms + int(self._within_s(job) * 1000) + _LEASE_MARGIN_MS,
             certificate=self._links.certificate,
+            agent=self._links.agent,
         )
 
     async def _reserve(self, job: PrefillJob, reserve: Reserve) -> Ticket:
