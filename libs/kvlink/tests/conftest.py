@@ -1,3 +1,4 @@
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -61,7 +62,6 @@ def writing(writer: str, kind: str) -> NixlWriting | None:
     return WRITINGS[writer]
 
 
-
 def generation(request: str, attempt: int = 1, budget_ms: int = 60_000) -> Generation:
     return Generation(
         request_id=RequestId(request),
@@ -104,6 +104,14 @@ class Reader:
     def memory(self, ref: SlotRef) -> bytes:
         return bytes(self.incoming._held.targets[0].view(ref.slot, SLOT_BYTES))
 
+    def sweep_until_free(self, now_s: float, *, slots: int = 0) -> None:
+        """Sweep until no more than `slots` are used; over NIXL writers are asked first."""
+        give_up_s = time.monotonic() + 60
+        while self.incoming.slots_used > slots and time.monotonic() < give_up_s:
+            self.incoming.sweep(now_s)
+            time.sleep(0.01)
+        assert self.incoming.slots_used == slots
+
     def request(self, request: str = "r1", **changes: object) -> Reserve:
         attempt = changes.pop("attempt", 1)
         budget_ms = changes.pop("budget_ms", 60_000)
@@ -143,6 +151,8 @@ class Reader:
     def put(self, ticket: Ticket, index: int, data: bytes, link: LinkWriter | None = None) -> None:
         """Block `index` of `ticket`."""
         ref, link = ticket.slots[index], link or self.link()
+        if self.kind == NIXL:  # Its memory is made ready first, as `WriterLinks` does.
+            link.connect()
         buffer = link.buffer(ref)[: len(data)]
         buffer[:] = data
         link.send([(ref, buffer.toreadonly())], b"" if ticket.seal is None else encode(ticket.seal))

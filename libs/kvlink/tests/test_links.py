@@ -23,7 +23,9 @@ GUARD = Guard(TicketOffice(lambda: 0.0), Tally())
 def test_an_unknown_kind_of_endpoint_is_incompatible(reader: Any, settings: LinkSettings) -> None:
     endpoint = msgspec.structs.replace(reader.endpoint, kind="rdma")
 
-    with pytest.raises(Incompatible, match="unknown kind of KV link 'rdma': expected shm, nixl, tcp"):
+    with pytest.raises(
+        Incompatible, match="unknown kind of KV link 'rdma': expected shm, nixl, tcp"
+    ):
         open_link(endpoint, writer=NAME, settings=settings)
 
 

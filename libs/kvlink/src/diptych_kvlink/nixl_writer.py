@@ -5,7 +5,6 @@ reader asks (`nixl_notes`). NIXL itself stops nobody. So a write is over when NI
 when its sender gives up: till then its source, the link and its reader's slot are taken.
 """
 
-import ctypes
 import threading
 import time
 from collections import OrderedDict
@@ -24,7 +23,8 @@ from diptych_kvlink.nixl_plane import Plane, Post, Program
 from diptych_kvlink.nixl_sources import Source, Sources, lasting
 
 _RETRY_S = 0.25
-_LEAST_BYTES_PER_S = 4_000_000
+_LEAST_BYTES_PER_S = 16_000_000
+"""NIXL tells of no progress: a batch of 16 MB to a hung reader is given up 1 s after `stall_s`."""
 _WORD_BYTES = 8
 _CONNECT_S = 5.0
 _REMEMBERED = 256
@@ -76,7 +76,6 @@ class _Given:
     """A source in use."""
 
     source: Source
-    view: memoryview
     moving: int = 0
     stopped: bool = False
 
@@ -149,23 +148,16 @@ class NixlWriter:
                 source = self._shared.sources.take(self._slot_bytes)
                 if source is None:
                     raise Refused(RefusalReason.NO_ROOM, "no registered memory to send from")
-                given = self._given[ref] = _Given(source, memoryview(source.memory))
-            elif not given.moving:
-                given.view = memoryview(given.source.memory)
-            return given.view
+                given = self._given[ref] = _Given(source)
+            return memoryview(given.source.memory)
 
     def send(self, blocks: Sequence[tuple[SlotRef, memoryview]], seal: bytes = b"") -> None:
         """Post one write of all blocks, if their gates are open. The seal stays for the job."""
         self.connect()
         moving = [(ref, self._of(ref), len(data)) for ref, data in blocks]
         agent = self._address.agent
-        try:
-            held = [ctypes.c_char.from_buffer(given.view) for _, given, _ in moving]
-        except ValueError as err:  # Taken back meanwhile.
-            raise Refused(RefusalReason.CANCELLED, f"{agent}: a buffer was taken back") from err
 
         def release() -> None:
-            held.clear()  # Only now can a view be released, and a transfer be closed.
             for ref, given, _ in moving:
                 self._shared.on_their_way.discard((agent, ref))
                 self._arrived(ref, given)
@@ -191,6 +183,12 @@ class NixlWriter:
             if writing.done():
                 plane.call(lambda _: plane.unload(agent))
             raise LinkBroken(f"{agent}: {err}") from err
+
+    def is_sending(self, ref: SlotRef) -> bool:
+        """Whether NIXL may still read the buffer: till it says that the write is over."""
+        with self._lock:
+            given = self._given.get(ref)
+            return given is not None and given.moving > 0
 
     def stop(self, ref: SlotRef) -> None:
         """Nothing more is written into the slot's buffer."""

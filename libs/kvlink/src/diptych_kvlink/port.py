@@ -115,6 +115,10 @@ class LinkWriter(Protocol):
         """Wait until what was sent has arrived. Same thread, same errors as `send`."""
         ...
 
+    def is_sending(self, ref: SlotRef) -> bool:
+        """Whether something of the slot's buffer may still be on its way, whoever gave up on it."""
+        ...
+
     def stop(self, ref: SlotRef) -> None:
         """Say that nothing more is written into the slot's buffer. Idempotent."""
         ...

@@ -141,6 +141,10 @@ class ShmWriter:
     def confirm(self) -> None:
         """Nothing to wait for."""
 
+    def is_sending(self, ref: SlotRef) -> bool:
+        """Never: nothing is sent."""
+        return False
+
     def stop(self, ref: SlotRef) -> None:
         """Say that nothing more is written into the slot under this generation."""
         if self._map is not None and self._map.marks[ref.slot] == ref.generation:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint, Ticket
 from diptych_kvlink.link_identity import LinkIdentity
-from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, announce, link_thread, open_link, open_writing
+from diptych_kvlink.links import (
+    DEFAULT_LINKS,
+    LinkSettings,
+    announce,
+    link_thread,
+    open_link,
+    open_writing,
+)
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.port import LinkWriter
 

@@ -205,6 +205,9 @@ class VirtualWriter:
     def confirm(self) -> None:
         pass
 
+    def is_sending(self, ref: SlotRef) -> bool:
+        return False
+
     def stop(self, ref: SlotRef) -> None:
         self._unsent.pop(ref, None)
         if self._target is not None and self._target.marks[ref.slot] == ref.generation:
