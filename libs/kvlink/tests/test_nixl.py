@@ -23,7 +23,8 @@ from diptych_kvlink import nixl_library
 from diptych_kvlink.links import KINDS, LinkSettings, offered, open_link, open_targets, open_writing
 from diptych_kvlink.nixl_address import NixlAddress, published
 from diptych_kvlink.nixl_notes import Ask, Stopped, unpack
-from diptych_kvlink.nixl_writer import NixlWriter, NixlWriting
+from diptych_kvlink.nixl_sources import Source
+from diptych_kvlink.nixl_writer import NixlWriter, NixlWriting, _joined
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.writer_links import WriterLinks
 
@@ -417,6 +418,16 @@ def test_notes_say_what_they_said() -> None:
             assert unpack(note.pack()[:cut]) is None
     assert unpack(b"DKV\0" + bytes(14)) is None
     assert unpack(Ask(b"8" * 8, (), "a").pack()[:-1] + b"\xff") is None
+
+
+def test_blocks_that_adjoin_on_both_sides_are_one_write() -> None:
+    memory = memoryview(bytearray(8192))
+    one, two, other = Source(memory, 0, 0), Source(memory, 8192, 0), Source(memory, 16384, 16384)
+
+    assert _joined([(one, 800_000, 8192), (two, 808_192, 100)]) == [(0, 800_000, 8292)]
+    assert len(_joined([(one, 800_000, 8000), (two, 808_192, 100)])) == 2
+    assert len(_joined([(one, 800_000, 8192), (two, 900_000, 100)])) == 2
+    assert len(_joined([(two, 800_000, 8192), (other, 808_192, 8192)])) == 2
 
 
 def test_an_address_is_read_as_it_was_written() -> None:

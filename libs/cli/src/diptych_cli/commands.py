@@ -12,6 +12,8 @@ from diptych_cli.bus_option import add_nats_url
 from diptych_cli.failing import CliError, need
 
 _DEFAULT_PORT = 8080
+_EXAMINED = ("machine", "links")
+"""What `doctor` looks at."""
 _SERVICES = ("gateway", "scheduler", "prefill-worker", "decode-worker", "power-governor")
 
 
@@ -254,8 +256,15 @@ def _add_doctor(commands: Any) -> None:
     doctor = _parser(
         commands.add_parser, teaching.DOCTOR, name="doctor", help="can this machine run it?"
     )
-    doctor.add_argument("--port", type=_port, default=_DEFAULT_PORT, help="of the gateway (8080)")
-    doctor.set_defaults(run=lambda options: need("diptych_cli.doctor").doctor(options.port))
+    doctor.add_argument("about", nargs="?", choices=_EXAMINED, default="machine", help="(machine)")
+    doctor.add_argument("--port", type=_port, help="of the gateway (8080)")
+    doctor.set_defaults(run=_run_doctor, dir=None)
+
+
+def _run_doctor(options: argparse.Namespace) -> int:
+    if options.about == "links":
+        return int(need("diptych_cli.link_doctor").doctor_links(lambda: _running(options)))
+    return int(need("diptych_cli.doctor").doctor(options.port or _DEFAULT_PORT))
 
 
 def _run_up(options: argparse.Namespace) -> int:

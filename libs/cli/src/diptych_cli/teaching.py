@@ -148,6 +148,7 @@ Check what the stack needs on this machine and say what to do. Exit code 1 if so
 
   diptych doctor
   diptych doctor --port 9000
+  diptych doctor links                what KV crosses between each pair of workers, and why
 """
 
 KEYS = """\

@@ -23,6 +23,8 @@ class Source:
 
     memory: memoryview
     address: int
+    registered_at: int
+    """Where the registered memory that it is part of begins."""
 
 
 class Sources:
@@ -47,8 +49,8 @@ class Sources:
         memory, address = lasting(lacking * stride)
         self._plane.register(address, lacking * stride)
         made = [
-            Source(memory[at : at + slot_bytes], address + at)
-            for at in range(0, lacking * stride, stride)
+            Source(memory[at : at + slot_bytes], address + at, address)
+            for at in reversed(range(0, lacking * stride, stride))  # The last is taken first.
         ]
         with self._lock:
             self._free.setdefault(slot_bytes, []).extend(made)

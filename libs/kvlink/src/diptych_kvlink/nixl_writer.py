@@ -8,7 +8,7 @@ when its sender gives up: till then its source, the link and its reader's slot a
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -248,12 +248,30 @@ class NixlWriter:
             if gates[ref.slot] != ref.generation or self._shared.is_closed(agent, ref):
                 raise _closed(ref)
         self._shared.on_their_way.update((agent, ref) for ref, _, _ in moving)
-        yield Post(
-            "WRITE",
-            [(given.source.address, size, 0) for _, given, size in moving],
-            [(address.slots + ref.slot * address.stride_bytes, n, 0) for ref, _, n in moving],
-            agent,
+        spans = _joined(
+            (given.source, address.slots + ref.slot * address.stride_bytes, size)
+            for ref, given, size in moving
         )
+        local = [(source, n_bytes, 0) for source, _, n_bytes in spans]
+        yield Post("WRITE", local, [(slot, n_bytes, 0) for _, slot, n_bytes in spans], agent)
+
+
+def _joined(blocks: Iterable[tuple[Source, int, int]]) -> list[tuple[int, int, int]]:
+    """Source, slot and bytes of each write: blocks that adjoin on both sides make one.
+
+    Never across two registrations, though their memory should adjoin: NIXL knows each apart.
+    """
+    spans: list[tuple[int, int, int]] = []
+    last = None
+    for source, slot, n_bytes in blocks:
+        if spans and last == source.registered_at:
+            from_at, to_at, before = spans[-1]
+            if (from_at + before, to_at + before) == (source.address, slot):
+                spans[-1] = (from_at, to_at, before + n_bytes)
+                continue
+        spans.append((source.address, slot, n_bytes))
+        last = source.registered_at
+    return spans
 
 
 def _within(future: "Future[Any]", timeout_s: float) -> None:
