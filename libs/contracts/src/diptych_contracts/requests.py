@@ -126,6 +126,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     link: str | None = None
     next_link: str | None = None
     """The link to take if `link` cannot be opened; None: there is no other, or `link` is forced."""
+    last_link: str | None = None
+    """The link to take if neither of the two can be opened."""
     apart: bool = False
     """Whether its workers are given to nobody else meanwhile."""
 

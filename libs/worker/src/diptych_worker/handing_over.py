@@ -126,20 +126,23 @@ class HandOver:
 
     async def _open(self, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
         """A ticket and its open link: the job's, or the next one if that cannot be opened."""
-        try:
-            return await self._open_over(job.link, attempt, job)
-        except (Incompatible, LinkBroken) as err:
-            if job.next_link is None:
-                raise
-            log.warning(
-                "kv_link_fell_back",
-                request_id=attempt.key.request_id,
-                link=job.link,
-                next_link=job.next_link,
-                error=str(err),
-            )
-        self._metrics.fell_back(job.link)
-        return await self._open_over(job.next_link, attempt, job)
+        link = job.link
+        for next_link in (job.next_link, job.last_link):
+            try:
+                return await self._open_over(link, attempt, job)
+            except (Incompatible, LinkBroken) as err:
+                if next_link is None:
+                    raise
+                log.warning(
+                    "kv_link_fell_back",
+                    request_id=attempt.key.request_id,
+                    link=link,
+                    next_link=next_link,
+                    error=str(err),
+                )
+            self._metrics.fell_back(link)
+            link = next_link
+        return await self._open_over(link, attempt, job)
 
     async def _open_over(self, link: str, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
         sent_s, reserve = self._now_s(), self._wanted(job, link)
