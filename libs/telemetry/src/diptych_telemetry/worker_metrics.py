@@ -29,6 +29,8 @@ class VllmMetrics:
         self.generation_tokens = families.generation_tokens.labels(model_name)
         self.prefix_queries = families.prefix_queries.labels(model_name)
         self.prefix_hits = families.prefix_hits.labels(model_name)
+        self.drafts = families.drafts.labels(model_name)
+        self.accepted_drafts = families.accepted_drafts.labels(model_name)
         self.first_token = families.first_token.labels(model_name)
         self.inter_token = families.inter_token.labels(model_name)
         self.end_to_end = families.end_to_end.labels(model_name)
@@ -85,6 +87,12 @@ class _Families:
         )
         self.prefix_hits = _counter(
             "prefix_cache_hits_total", "Prompt tokens whose KV was in the prefix cache."
+        )
+        self.drafts = _counter(
+            "spec_decode_num_draft_tokens_total", "Draft tokens looked at, where it is said."
+        )
+        self.accepted_drafts = _counter(
+            "spec_decode_num_accepted_tokens_total", "Tokens generated that were drafted."
         )
         self.first_token = _histogram(
             "time_to_first_token_seconds", "From a job's arrival to its first token."

@@ -125,6 +125,9 @@ class EngineNews:
         now_s = self._now_s()
         if attempt.first_token_s is None:
             attempt.first_token_s = now_s
+        if news.cached_tokens:
+            attempt.cached_tokens = news.cached_tokens
+            self._metrics.cached(news.cached_tokens)
         if news.token_ids:
             self._metrics.tokens(attempt, len(news.token_ids), now_s)
             attempt.token_s = now_s

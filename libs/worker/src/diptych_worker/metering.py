@@ -60,6 +60,8 @@ class WorkerMetrics:
         self._steps.duration.labels(phase).observe(report.duration_s)
         self._steps.batch_tokens.observe(tokens)
         self._model.prompt_tokens.inc(report.prefill_tokens)
+        self._model.drafts.inc(report.drafts)
+        self._model.accepted_drafts.inc(report.accepted_drafts)
 
     def started(self, attempt: Attempt) -> None:
         """An attempt has begun, perhaps on a cached prefix."""
@@ -68,6 +70,10 @@ class WorkerMetrics:
             asked = generation.prompt_tokens + len(generation.prefix_ids)
             self._model.prefix_queries.inc(asked)
             self._model.prefix_hits.inc(attempt.cached_tokens)
+
+    def cached(self, tokens: int) -> None:
+        """An engine says with its first output only what it had cached."""
+        self._model.prefix_hits.inc(tokens)
 
     def tokens(self, attempt: Attempt, n_tokens: int, now_s: float) -> None:
         """An attempt has new tokens."""
