@@ -1,13 +1,14 @@
 """Install extras of Diptych from artifacts whose SHA-256 stands in hashes.txt, and nothing else.
 
-    python infra/supply/install.py [--into PYTHON] [--part dependencies] [--editable] EXTRA …
+    python infra/supply/install.py [--into PYTHON] [--part PART] [--no-deps] [--editable] EXTRA …
 
 Run from the top of the repository, by any Python >= 3.11 with pip; `--into` names another
 environment's Python (which needs no pip). First pip says what it would take (versions of
 constraints.txt, wheels only: nothing is run to find out); a wheel that is not in hashes.txt ends
 the whole with a line that names it. Then pip installs those pins in its hash-checking mode, so what
 arrives is compared as well. At last the project itself is built by a build backend that was checked
-the same way and stays out of the environment.
+the same way and stays out of the environment. `--no-deps` takes what the extras name and nothing
+that it asks for: nixl asks for torch, which it imports for GPU expert kernels only.
 """
 
 import argparse
@@ -37,13 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--part", choices=["all", "dependencies", "project"], default="all")
     parser.add_argument("--editable", action="store_true")
+    parser.add_argument("--no-deps", action="store_true", help="nothing but what the extras name")
     told = parser.parse_args(arguments)
     try:
         with open("pyproject.toml", "rb") as file:
             declared = tomllib.load(file)
         hashes = hash_lines(HASHES.read_text())
         if told.part != "project":
-            install(list(requirements(declared["project"], told.extras)), hashes, told.into)
+            alone = ["--no-deps"] if told.no_deps else []
+            wanted = list(requirements(declared["project"], told.extras))
+            install(wanted, hashes, told.into, *alone)
         if told.part != "dependencies":
             build(declared["build-system"]["requires"], hashes, told.into, editable=told.editable)
     except Refused as err:

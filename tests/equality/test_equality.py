@@ -16,6 +16,7 @@ from diptych_contracts.ids import new_incarnation, new_request_id
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Deadlines, Forced, Mode, Request
 from diptych_contracts.sampling import Sampling, Stopping
+from diptych_kvlink.links import KINDS, LinkSettings, offered
 from diptych_testkit.builders import a_request
 from diptych_testkit.bus_client import BusClient
 from diptych_testkit.live_model import bare_engine, codec
@@ -58,7 +59,9 @@ class Path:
         return Forced(mode=self.mode, link=self.link)  # type: ignore[arg-type]
 
 
-PATHS = [Path(Mode.LOCAL, None), Path(Mode.REMOTE, "shm"), Path(Mode.REMOTE, "tcp")]
+LINKS = offered(LinkSettings(kinds=KINDS))
+"""Over NIXL too where it is installed (make nixl)."""
+PATHS = [Path(Mode.LOCAL, None), *(Path(Mode.REMOTE, link) for link in LINKS)]
 
 
 def prompts() -> list[tuple[int, ...]]:

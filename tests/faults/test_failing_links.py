@@ -10,6 +10,8 @@ from diptych_contracts.errors import Incompatible, LinkBroken
 from diptych_contracts.fleet import Role
 from diptych_contracts.requests import Forced
 from diptych_kvlink import shm
+from diptych_kvlink.nixl_library import why_absent
+from diptych_kvlink.nixl_writer import NixlWriter
 from diptych_kvlink.tcp_stream import TcpStream
 from diptych_kvlink.tcp_writer import TcpWriter
 from diptych_telemetry.metrics import render
@@ -47,11 +49,26 @@ async def test_shared_memory_out_of_reach_falls_back_to_tcp_at_once(
     monkeypatch.setattr(shm, "map_pool", out_of_reach)
     before = metric("kv_transfers_total", link="shm", outcome="fell_back")
     async with small_fleet() as fleet:
-        await a_pair(fleet)
+        await a_pair(fleet, links=("shm", "tcp"))
         assert await answered(fleet, "r1") == "tcp"
         assert fleet.client.views["r1"].attempt == 1
         await fleet.settled()
     assert metric("kv_transfers_total", link="shm", outcome="fell_back") == before + 1
+
+
+@pytest.mark.skipif(bool(why_absent()), reason="NIXL is not installed")
+@pytest.mark.parametrize("nixl_too", [False, True])
+async def test_a_dead_link_falls_to_the_next_until_one_carries(
+    monkeypatch: pytest.MonkeyPatch, nixl_too: bool
+) -> None:
+    monkeypatch.setattr(shm, "map_pool", out_of_reach)
+    if nixl_too:
+        monkeypatch.setattr(NixlWriter, "connect", out_of_reach)
+    async with small_fleet() as fleet:
+        await a_pair(fleet, links=("shm", "nixl", "tcp"))
+        assert await answered(fleet, "r1") == ("tcp" if nixl_too else "nixl")
+        assert fleet.client.views["r1"].attempt == 1
+        await fleet.settled()
 
 
 async def test_a_listener_out_of_reach_falls_back_to_shared_memory(

@@ -1,3 +1,4 @@
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,17 @@ from diptych_contracts.transfers import LinkEndpoint, Reserve, SlotRef, Ticket
 from diptych_contracts.wire import encode
 from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.link_identity import LinkIdentity
-from diptych_kvlink.links import KINDS, SHM, LinkSettings, open_link
+from diptych_kvlink.links import (
+    KINDS,
+    NIXL,
+    SHM,
+    TCP,
+    LinkSettings,
+    offered,
+    open_link,
+    open_writing,
+)
+from diptych_kvlink.nixl_writer import NixlWriting
 from diptych_kvlink.port import LinkWriter
 from diptych_kvlink.presence import Presence
 from diptych_kvlink.verifying import context_salt
@@ -34,6 +45,21 @@ FINGERPRINT = Fingerprint(base="base-1", weights="Q4_1")
 WRITER = Incarnation("prefill-worker-a1")
 IDENTITIES: defaultdict[str, LinkIdentity] = defaultdict(LinkIdentity)
 """Every writer's own."""
+WRITINGS: dict[str, NixlWriting] = {}
+"""Every writer's NIXL agent, made when it is first wanted: 0.1 s each."""
+HERE = offered(LinkSettings(kinds=KINDS))
+"""The kinds that work on this machine."""
+
+
+def writing(writer: str, kind: str) -> NixlWriting | None:
+    """The writer's NIXL agent, for a link of that kind."""
+    if kind != NIXL:
+        return None
+    if writer not in WRITINGS:
+        made = open_writing(Incarnation(writer), LinkSettings(kinds=KINDS))
+        assert made is not None
+        WRITINGS[writer] = made
+    return WRITINGS[writer]
 
 
 def generation(request: str, attempt: int = 1, budget_ms: int = 60_000) -> Generation:
@@ -62,16 +88,29 @@ class Reader:
     certificates: dict[str, bytes] = field(default_factory=dict)
     """Of writers that are processes of their own."""
 
+    agents: dict[str, bytes] = field(default_factory=dict)
+    """Likewise."""
+
     @property
     def endpoint(self) -> LinkEndpoint:
-        return next(e for e in self.incoming.endpoints if e.kind == self.kind)
+        """As tickets have it."""
+        targets = self.incoming._held.targets
+        return next(t.endpoint for t in targets if t.endpoint.kind == self.kind)
 
     def quarantined(self, slots: int) -> int:
         """How many of `slots` closed under a writer's hands the link has to keep back."""
-        return slots if self.kind == SHM else 0
+        return 0 if self.kind == TCP else slots
 
     def memory(self, ref: SlotRef) -> bytes:
         return bytes(self.incoming._held.targets[0].view(ref.slot, SLOT_BYTES))
+
+    def sweep_until_free(self, now_s: float, *, slots: int = 0) -> None:
+        """Sweep until no more than `slots` are used; over NIXL writers are asked first."""
+        give_up_s = time.monotonic() + 60
+        while self.incoming.slots_used > slots and time.monotonic() < give_up_s:
+            self.incoming.sweep(now_s)
+            time.sleep(0.01)
+        assert self.incoming.slots_used == slots
 
     def request(self, request: str = "r1", **changes: object) -> Reserve:
         attempt = changes.pop("attempt", 1)
@@ -87,7 +126,10 @@ class Reader:
         fields |= changes
         writer = str(fields["prefill_worker"])
         known = self.certificates.get(writer) or IDENTITIES[writer].certificate
-        return Reserve(**({"certificate": known} | fields))
+        agent = self.agents.get(writer, b"")
+        if not agent and (own := writing(writer, str(fields["link"]))) is not None:
+            agent = own.agent
+        return Reserve(**({"certificate": known, "agent": agent} | fields))
 
     def reserve(
         self, request: str = "r1", *, tokens: int = 10, now_s: float = 0.0, **changes: object
@@ -101,6 +143,7 @@ class Reader:
                 writer=self.writer,
                 settings=self.settings,
                 identity=IDENTITIES[self.writer],
+                writing=writing(self.writer, self.kind),
             )
         )
         return self.links[-1]
@@ -108,6 +151,8 @@ class Reader:
     def put(self, ticket: Ticket, index: int, data: bytes, link: LinkWriter | None = None) -> None:
         """Block `index` of `ticket`."""
         ref, link = ticket.slots[index], link or self.link()
+        if self.kind == NIXL:  # Its memory is made ready first, as `WriterLinks` does.
+            link.connect()
         buffer = link.buffer(ref)[: len(data)]
         buffer[:] = data
         link.send([(ref, buffer.toreadonly())], b"" if ticket.seal is None else encode(ticket.seal))
@@ -149,7 +194,7 @@ def block_bytes(ticket: Ticket, index: int, n_bytes: int) -> bytes:
     return (stem * (n_bytes // len(stem) + 1))[:n_bytes]
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=HERE)
 def kind(request: pytest.FixtureRequest) -> str:
     """The link that blocks cross; a test of one link overrides it."""
     return str(request.param)
@@ -162,8 +207,10 @@ def stall_s() -> float:
 
 
 @pytest.fixture
-def settings(tmp_path: Path, stall_s: float) -> LinkSettings:
-    return LinkSettings(directory=tmp_path, stall_s=stall_s, clock=lambda: 0.0)
+def settings(tmp_path: Path, stall_s: float, request: pytest.FixtureRequest) -> LinkSettings:
+    asked = request.getfixturevalue("kind") if "kind" in request.fixturenames else ""
+    kinds = KINDS if asked == NIXL else (SHM, TCP)
+    return LinkSettings(kinds=kinds, directory=tmp_path, stall_s=stall_s, clock=lambda: 0.0)
 
 
 @pytest.fixture

@@ -351,7 +351,7 @@ def test_slots_no_writer_ever_opened_are_free_soon_after_the_end(reader: Any) ->
     assert reader.incoming.slots_quarantined == reader.quarantined(3)
     assert reader.incoming.sweep(10.25) == []
 
-    assert reader.incoming.slots_used == 0
+    reader.sweep_until_free(10.5)
 
 
 @only_shm
@@ -462,11 +462,12 @@ def test_a_ticket_moves_to_another_link_and_the_first_one_is_closed(reader: Any)
 
 
 def test_all_links_share_one_memory(reader: Any) -> None:
-    shm, tcp = reader.incoming._held.targets
+    targets = reader.incoming._held.targets
     ticket, _ = written(reader)
 
     for ref in ticket.slots:
-        assert bytes(shm.view(ref.slot, 6000)) == bytes(tcp.view(ref.slot, 6000)) != bytes(6000)
+        (seen,) = {bytes(target.view(ref.slot, 6000)) for target in targets}
+        assert seen != bytes(6000)
 
 
 def test_ids_nobody_knows_change_nothing(reader: Any) -> None:
@@ -476,6 +477,7 @@ def test_ids_nobody_knows_change_nothing(reader: Any) -> None:
     assert reader.incoming.sweep(99.0) == []
 
 
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
 def test_close_leaves_neither_file_nor_descriptor(make_reader: Make, tmp_path: Path) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -504,7 +506,7 @@ def test_every_transfer_is_told_of_until_its_slots_are_free(reader: Any) -> None
 
     assert (first.transfer_id, first.state, first.age_ms) == ("r1.1", "reserved", 4000)
     assert (first.n_bytes, first.reason) == (3 * 6000, "")
-    assert first.link == second.link in ("shm", "tcp")
+    assert first.link == second.link in ("shm", "nixl", "tcp")
     assert (second.state, second.age_ms, second.n_bytes) == ("verified", 3000, 15000)
     assert first.left_ms > 0
     assert first.writer == second.writer != ""

@@ -23,13 +23,15 @@ GUARD = Guard(TicketOffice(lambda: 0.0), Tally())
 def test_an_unknown_kind_of_endpoint_is_incompatible(reader: Any, settings: LinkSettings) -> None:
     endpoint = msgspec.structs.replace(reader.endpoint, kind="rdma")
 
-    with pytest.raises(Incompatible, match="unknown kind of KV link 'rdma': expected shm or tcp"):
+    with pytest.raises(
+        Incompatible, match="unknown kind of KV link 'rdma': expected shm, nixl, tcp"
+    ):
         open_link(endpoint, writer=NAME, settings=settings)
 
 
 @pytest.mark.parametrize("kinds", [(), ("shm", "rdma")])
 def test_unknown_kinds_stop_the_start(kinds: tuple[str, ...], tmp_path: Path) -> None:
-    with pytest.raises(Permanent, match="expected shm or tcp"):
+    with pytest.raises(Permanent, match="expected shm, nixl, tcp"):
         open_targets(
             LinkSettings(kinds=kinds, directory=tmp_path), name="x", shape=SHAPE, guard=GUARD
         )

@@ -184,6 +184,7 @@ async def test_a_closed_transfer_writes_nothing(reader: Any, open_transfer: Any)
         await transfer.digests(5.0)
 
 
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
 async def test_an_export_under_way_is_waited_for_before_the_writer_gives_its_word(
     reader: Any, open_transfer: Any
 ) -> None:

@@ -30,15 +30,15 @@ WRITER_PROGRAM = textwrap.dedent(
     import asyncio, json, pathlib, sys, time
     from diptych_contracts.transfers import Ticket
     from diptych_contracts.wire import decode, encode
-    from diptych_kvlink.links import LinkSettings
+    from diptych_kvlink.links import KINDS, LinkSettings
     from diptych_kvlink.tcp_wire import pack_batch
     from diptych_kvlink.writer_links import WriterLinks
 
-    settings = LinkSettings(directory=pathlib.Path(sys.argv[2]), stall_s=60)
+    settings = LinkSettings(kinds=KINDS, directory=pathlib.Path(sys.argv[2]), stall_s=60)
     links = WriterLinks(sys.argv[1], settings=settings)
     SALT = int(sys.argv[3])
     print("ready", flush=True)
-    print(links.certificate.hex(), flush=True)
+    print(links.certificate.hex(), links.agent.hex(), sep="/", flush=True)
 
     async def serve(hexed):
         ticket = decode(bytes.fromhex(hexed), Ticket)
@@ -130,7 +130,8 @@ def stop(child: subprocess.Popen[str]) -> None:
 def writer(tmp_path: Path, reader: Any) -> Iterator[subprocess.Popen[str]]:
     child = start(WRITER_PROGRAM, WRITER, tmp_path, reader.salt)
     assert child.stdout is not None
-    reader.certificates[WRITER] = bytes.fromhex(child.stdout.readline())
+    certificate, agent = (bytes.fromhex(part) for part in child.stdout.readline().split("/"))
+    reader.certificates[WRITER], reader.agents[WRITER] = certificate, agent
     yield child
     stop(child)
 

@@ -69,7 +69,7 @@ def test_workers_that_cannot_share_kv_are_not_paired() -> None:
 def over(worker: WorkerRegistration, *kinds: str, host: str = "host-1") -> WorkerRegistration:
     """`worker` on `host`, offering links of `kinds`; its tcp is open to every host."""
     (shm,) = worker.endpoints
-    hosts = {"shm": host, "tcp": "", "loopback": host}
+    hosts = {"shm": host, "nixl": host, "tcp": "", "loopback": host}
     endpoints = tuple(
         msgspec.structs.replace(shm, kind=kind.replace("loopback", "tcp"), host=hosts[kind])
         for kind in kinds
@@ -97,7 +97,11 @@ def test_an_assignment_names_the_link_to_fall_back_to() -> None:
     fleet = a_fleet(over(P1, "shm", "tcp"), over(D1, "shm", "tcp"))
     placed = choose(demand(), fleet)
     assert isinstance(placed, Assignment)
-    assert (placed.link, placed.next_link) == ("shm", "tcp")
+    assert (placed.link, placed.next_link, placed.last_link) == ("shm", "tcp", None)
+    three = ("shm", "nixl", "tcp")
+    placed = choose(demand(), a_fleet(over(P1, *three), over(D1, *three)))
+    assert isinstance(placed, Assignment)
+    assert (placed.link, placed.next_link, placed.last_link) == three
 
 
 @pytest.mark.parametrize("link", ["shm", "tcp"])

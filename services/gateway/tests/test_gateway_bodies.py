@@ -118,7 +118,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ("option", "choices"),
     [
         ("mode", "'local' or 'remote'"),
-        ("link", "'shm' or 'tcp'"),
+        ("link", "'shm', 'nixl' or 'tcp'"),
         ("priority_class", "'interactive' or 'standard' or 'batch'"),
     ],
 )

@@ -12,6 +12,7 @@ from diptych_cli.bus_option import add_nats_url
 from diptych_cli.failing import CliError, need
 
 _DEFAULT_PORT = 8080
+"""What `doctor` looks at."""
 _SERVICES = ("gateway", "scheduler", "prefill-worker", "decode-worker", "power-governor")
 
 
@@ -267,6 +268,13 @@ def _add_doctor(commands: Any) -> None:
     engine.add_argument("--url", default="", help="where it listens")
     engine.set_defaults(
         run=lambda o: need("diptych_cli.engine_doctor").engine_doctor(o.name, o.url)
+    )
+    links = _parser(
+        parts.add_parser, teaching.LINKS_DOCTOR, name="links", help="what KV crosses, and why"
+    )
+    links.add_argument("--port", type=_port, help="of the running stack's gateway")
+    links.set_defaults(
+        run=lambda o: need("diptych_cli.link_doctor").doctor_links(lambda: _running(o)), dir=None
     )
 
 

@@ -149,6 +149,14 @@ Check what the stack needs on this machine and say what to do. Exit code 1 if so
   diptych doctor
   diptych doctor --port 9000
   diptych doctor engine tensorrt_llm
+  diptych doctor links
+"""
+
+LINKS_DOCTOR = """\
+What this machine has for KV to cross, and which link each pair of a running stack's workers takes,
+with the reason.
+
+  diptych doctor links
 """
 
 ENGINE_DOCTOR = """\

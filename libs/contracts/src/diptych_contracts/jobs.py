@@ -45,6 +45,8 @@ class PrefillJob(Message, frozen=True, kw_only=True, tag="prefill_job.1"):
     link: str
     next_link: str | None = None
     """The link to take if `link` cannot be opened."""
+    last_link: str | None = None
+    """The link to take if neither of the two can be opened."""
     first_token_ms: int = 0
     """How long it may wait and compute: its ticket lasts that long at least; 0: not said."""
     transfer_ms: int = 0

@@ -33,7 +33,7 @@ class Forced(Message, frozen=True, kw_only=True, tag="forced.1"):
     """A path the client insists on (for tests and debugging)."""
 
     mode: Mode | None = None
-    link: Literal["shm", "tcp"] | None = None
+    link: Literal["shm", "nixl", "tcp"] | None = None
 
 
 class Deadlines(Message, frozen=True, kw_only=True, tag="deadlines.1"):
@@ -126,6 +126,8 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     link: str | None = None
     next_link: str | None = None
     """The link to take if `link` cannot be opened; None: there is no other, or `link` is forced."""
+    last_link: str | None = None
+    """The link to take if neither of the two can be opened."""
     apart: bool = False
     """Whether its workers are given to nobody else meanwhile."""
 

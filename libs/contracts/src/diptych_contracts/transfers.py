@@ -15,7 +15,7 @@ class LinkEndpoint(Message, frozen=True, kw_only=True, tag="link_endpoint.1"):
     """Where a worker's transfer slots can be written."""
 
     kind: str
-    """`shm` or `tcp`; `engine` in a ticket without slots."""
+    """`shm`, `nixl` or `tcp`; `engine` in a ticket without slots."""
     host: str
     """The host it reaches no further than (`WorkerRegistration.host`); empty: any."""
     address: str
@@ -41,6 +41,8 @@ class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
     """What the writer will show where the link speaks TLS (X.509, DER)."""
     hand_off: HandOffTerms | None = None
     """Where the engines move KV themselves: how. The ticket then names no slots."""
+    agent: bytes = b""
+    """Its NIXL agent's name and metadata, for links of that kind: how it can be asked."""
 
 
 class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):

@@ -29,7 +29,7 @@ class EngineTarget:
         """Nobody writes."""
         return True
 
-    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"", agent: bytes = b"") -> None:
         """Nobody comes."""
 
     def is_dead(self, writer: Incarnation) -> bool:

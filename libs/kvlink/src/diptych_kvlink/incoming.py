@@ -26,6 +26,7 @@ from diptych_kvlink.held_slots import HeldSlots
 from diptych_kvlink.ledger import State, Transfer, TransferLedger
 from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, open_targets
 from diptych_kvlink.listing import held, over
+from diptych_kvlink.nixl_address import published
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.port import LinkTarget
 from diptych_kvlink.reserving import Terms
@@ -77,8 +78,8 @@ class IncomingTransfers:
 
     @property
     def endpoints(self) -> tuple[LinkEndpoint, ...]:
-        """The links that can write to this worker, fastest first."""
-        return tuple(target.endpoint for target in self._held.targets)
+        """The links that can write to this worker, fastest first: what all may know of them."""
+        return tuple(published(target.endpoint) for target in self._held.targets)
 
     @property
     def slots_total(self) -> int:
@@ -114,7 +115,7 @@ class IncomingTransfers:
         elif not self._terms.is_repeat(transfer, request, tokens):
             raise Refused(RefusalReason.UNSUPPORTED, f"{request.transfer_id} is in use")
         elif not self._held.is_open_on(transfer, target):
-            target.expect(request.prefill_worker, request.certificate)
+            target.expect(request.prefill_worker, request.certificate, request.agent)
             self._held.move(transfer, target)
         granted_s = self._terms.granted_s(request)
         transfer.renew(now_s + granted_s)
@@ -220,7 +221,7 @@ class IncomingTransfers:
         ended = self._ledger.how_ended(request.transfer_id)
         if ended is not None:
             raise Refused(RefusalReason.EXPIRED, f"{request.transfer_id} has ended: {ended}")
-        target.expect(request.prefill_worker, request.certificate)
+        target.expect(request.prefill_worker, request.certificate, request.agent)
         refs = self._held.pool.take(blocks)
         self._ledger.add(transfer)
         self._held.give(transfer, refs, target)

@@ -10,9 +10,12 @@ from typing import Protocol
 from diptych_contracts.errors import Incompatible, Permanent
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint
-from diptych_kvlink import shm, tcp_target
+from diptych_kvlink import nixl_address, shm, tcp_target
 from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.lockfile import SHM_DIRECTORY, host_id
+from diptych_kvlink.nixl_library import ISOLATED, LOOPBACK, why_not_offered
+from diptych_kvlink.nixl_target import NixlTarget
+from diptych_kvlink.nixl_writer import NixlWriter, NixlWriting
 from diptych_kvlink.pool_file import PoolShape, private_slots
 from diptych_kvlink.port import LinkTarget, LinkWriter
 from diptych_kvlink.presence import Presence
@@ -21,8 +24,8 @@ from diptych_kvlink.tcp_receiving import Guard
 from diptych_kvlink.tcp_target import TcpTarget
 from diptych_kvlink.tcp_writer import TcpWriter
 
-SHM, TCP = shm.KIND, tcp_target.KIND
-KINDS = (SHM, TCP)
+SHM, NIXL, TCP = shm.KIND, nixl_address.KIND, tcp_target.KIND
+KINDS = (SHM, NIXL, TCP)
 """The kinds this build supports, fastest first."""
 
 
@@ -60,7 +63,7 @@ class LinkAdapter(Protocol):
 class LinkSettings:
     """Which links a process uses, and where."""
 
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = (SHM, TCP)
     """Fastest first."""
     directory: Path = SHM_DIRECTORY
     """shm: where shared memory lives."""
@@ -70,8 +73,10 @@ class LinkSettings:
     """tcp: 0 takes a free one."""
     tls: bool = True
     """tcp: whether nothing crosses but through mutual TLS 1.3. Off: for isolated networks."""
+    nixl_network: str = LOOPBACK
+    """nixl: which network it may use (`nixl_library`); nothing there is encrypted."""
     stall_s: float = 3.0
-    """tcp: a peer silent for so long in the middle of something is hung."""
+    """tcp, nixl: a peer silent for so long in the middle of something is hung."""
     clock: Callable[[], float] = time.monotonic
     """Monotonic seconds: by it tickets end."""
     adapter: LinkAdapter | None = None
@@ -87,8 +92,11 @@ def open_link(
     writer: Incarnation,
     settings: LinkSettings,
     identity: LinkIdentity | None = None,
+    writing: NixlWriting | None = None,
 ) -> LinkWriter:
     """The writer's side of `endpoint`; `identity` is what this process shows there.
+
+    `writing` is this process's NIXL agent, where it has one.
 
     Raises:
         Incompatible: of a kind this build does not know, or out of reach from here, or in the
@@ -99,6 +107,11 @@ def open_link(
     match endpoint.kind:
         case shm.KIND:
             return shm.ShmWriter(endpoint, settings.directory)
+        case nixl_address.KIND:
+            if writing is None:
+                raise Incompatible("this process has no NIXL agent")
+            _check_reach(endpoint, settings)
+            return NixlWriter(endpoint, writing, stall_s=settings.stall_s)
         case tcp_target.KIND:
             if settings.tls and not endpoint.certificate:
                 raise Incompatible("its reader takes KV over tcp without TLS; TLS is required here")
@@ -118,7 +131,22 @@ def announce(writer: Incarnation, settings: LinkSettings) -> Announced | None:
     """Let readers know that `writer` lives, where a kind needs that. Raises `Permanent`."""
     if settings.adapter is not None:
         return settings.adapter.announce(writer)
-    return Presence(writer, settings.directory) if SHM in settings.kinds else None
+    needed = SHM in settings.kinds or NIXL in settings.kinds
+    return Presence(writer, settings.directory) if needed else None
+
+
+def offered(settings: LinkSettings) -> tuple[str, ...]:
+    """The kinds of `settings` that work here: all but NIXL's where there is none."""
+    if settings.adapter is None and not why_not_offered(settings.nixl_network):
+        return settings.kinds
+    return tuple(kind for kind in settings.kinds if kind != NIXL)
+
+
+def open_writing(writer: Incarnation, settings: LinkSettings) -> NixlWriting | None:
+    """This process's NIXL agent to write with, where there is NIXL. Raises `Permanent`."""
+    if NIXL not in offered(settings):
+        return None
+    return NixlWriting(writer, network=settings.nixl_network)
 
 
 def open_targets(
@@ -133,17 +161,29 @@ def open_targets(
     if unknown or not settings.kinds:
         raise Permanent(_unknown(", ".join(unknown)))
     if settings.adapter is not None:
-        return settings.adapter.open_targets(settings.kinds, name=name, shape=shape)
+        return settings.adapter.open_targets(offered(settings), name=name, shape=shape)
     targets: dict[str, LinkTarget] = {}
     slots = None
-    if SHM in settings.kinds:
+    kinds = offered(settings)
+    if not kinds:
+        raise Permanent(f"no KV link: {why_not_offered(settings.nixl_network)}")
+    if SHM in kinds:
         targets[SHM] = pool = shm.ShmPool(name, shape, settings.directory)
         slots = pool.slots
+    slots = private_slots(shape) if slots is None else slots
     try:
-        if TCP in settings.kinds:
+        if NIXL in kinds:
+            targets[NIXL] = NixlTarget(
+                name,
+                slots,
+                shape=shape,
+                network=settings.nixl_network,
+                directory=settings.directory,
+            )
+        if TCP in kinds:
             targets[TCP] = TcpTarget(
                 name,
-                private_slots(shape) if slots is None else slots,
+                slots,
                 slot_bytes=shape.slot_bytes,
                 listening=_listening(settings),
                 guard=guard,
@@ -152,7 +192,16 @@ def open_targets(
         for target in targets.values():
             target.close()
         raise
-    return tuple(targets[kind] for kind in dict.fromkeys(settings.kinds))
+    return tuple(targets[kind] for kind in dict.fromkeys(kinds))
+
+
+def _check_reach(endpoint: LinkEndpoint, settings: LinkSettings) -> None:
+    """KV leaves this machine by NIXL only where that was said to be safe."""
+    here = host_id(settings.directory)
+    if endpoint.host and endpoint.host != here:
+        raise Incompatible(f"that NIXL agent is reached on {endpoint.host} only; this is {here}")
+    if not endpoint.host and settings.nixl_network != ISOLATED:
+        raise Incompatible("its reader is reached by NIXL over a network, in the clear")
 
 
 def _listening(settings: LinkSettings) -> Listening:
@@ -161,4 +210,4 @@ def _listening(settings: LinkSettings) -> Listening:
 
 
 def _unknown(kind: str) -> str:
-    return f"unknown kind of KV link {kind!r}: expected {' or '.join(KINDS)}"
+    return f"unknown kind of KV link {kind!r}: expected {', '.join(KINDS)}"

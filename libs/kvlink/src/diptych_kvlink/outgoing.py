@@ -176,9 +176,10 @@ class OutgoingTransfer:
     def close(self) -> bool:
         """Take the buffers back and tell the reader so. To be called until it gives True.
 
-        False: an export still uses a buffer. Only after True may `Release` be sent, this worker's
-        word that nothing will be written any more. Call it after the engine has reported the end
-        of the sequence: an engine that starts on a buffer taken back dies of a `ValueError`.
+        False: an export still uses a buffer, or the link still sends it. Only after True may
+        `Release` be sent, this worker's word that nothing will be written any more. Call it after
+        the engine has reported the end of the sequence: an engine that starts on a buffer taken
+        back dies of a `ValueError`.
         """
         with self._lock:
             self._fail(Refused(RefusalReason.CANCELLED, f"{self.transfer_id} was closed"))
@@ -261,9 +262,9 @@ class OutgoingTransfer:
             self._finish()
 
     def _let_go(self, index: int) -> None:
-        """Take a buffer back, unless an export still has a pointer on it."""
+        """Take a buffer back, unless an export still has a pointer on it, or the link reads it."""
         view = self._views.get(index)
-        if view is None:
+        if view is None or self._link.is_sending(self._ticket.slots[index]):
             return
         try:
             view.release()

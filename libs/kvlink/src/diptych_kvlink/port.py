@@ -53,11 +53,11 @@ class LinkTarget(Protocol):
         """
         ...
 
-    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"", agent: bytes = b"") -> None:
         """Remember `writer`, so that it is known when it comes, and its end can be proved later.
 
         Raises:
-            Refused: `certificate` is not what the link needs to know it by.
+            Refused: `certificate` or `agent` is not what the link needs to know it by.
         """
         ...
 
@@ -113,6 +113,10 @@ class LinkWriter(Protocol):
 
     def confirm(self) -> None:
         """Wait until what was sent has arrived. Same thread, same errors as `send`."""
+        ...
+
+    def is_sending(self, ref: SlotRef) -> bool:
+        """Whether something of the slot's buffer may still be on its way, whoever gave up on it."""
         ...
 
     def stop(self, ref: SlotRef) -> None:

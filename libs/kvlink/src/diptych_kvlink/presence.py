@@ -69,6 +69,10 @@ class Witness:
         else:  # Somebody else's: its lock says nothing of the writer.
             os.close(fd)
 
+    def knows(self, writer: Incarnation) -> bool:
+        """Whether `writer` was seen on this host, so that its end can be proved."""
+        return writer in self._watched or writer in self._dead
+
     def is_dead(self, writer: Incarnation) -> bool:
         """Whether `writer` was seen alive here and runs no more."""
         self.expect(writer)

@@ -85,7 +85,7 @@ class ShmPool:
         """Whether no writer has the slot open under this generation."""
         return self._map.marks[ref.slot] != ref.generation
 
-    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"", agent: bytes = b"") -> None:
         """Remember `writer`, so that its death can be proved later."""
         self._witness.expect(writer)
 
@@ -140,6 +140,10 @@ class ShmWriter:
 
     def confirm(self) -> None:
         """Nothing to wait for."""
+
+    def is_sending(self, ref: SlotRef) -> bool:
+        """Never: nothing is sent."""
+        return False
 
     def stop(self, ref: SlotRef) -> None:
         """Say that nothing more is written into the slot under this generation."""

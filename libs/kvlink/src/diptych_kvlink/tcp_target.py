@@ -124,7 +124,7 @@ class TcpTarget:
         """Always, once the slot is closed."""
         return True
 
-    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"", agent: bytes = b"") -> None:
         """A new ticket for `writer`, who will show `certificate`. Raises `Refused`."""
         if self._pins is not None:
             self._pins.pin(writer, certificate)

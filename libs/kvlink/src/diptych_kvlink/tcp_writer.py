@@ -146,6 +146,10 @@ class TcpWriter:
             if stored != wire.Stored.STORED:
                 raise _refused(ref, stored)
 
+    def is_sending(self, ref: SlotRef) -> bool:
+        """What is on its way is a copy, and stops at the slot's gate."""
+        return False
+
     def stop(self, ref: SlotRef) -> None:
         """Nothing to say: the buffer was never the reader's."""
 

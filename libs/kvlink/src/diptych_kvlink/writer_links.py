@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint, Ticket
 from diptych_kvlink.link_identity import LinkIdentity
-from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, announce, link_thread, open_link
+from diptych_kvlink.links import (
+    DEFAULT_LINKS,
+    LinkSettings,
+    announce,
+    link_thread,
+    open_link,
+    open_writing,
+)
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.port import LinkWriter
 
@@ -46,6 +53,8 @@ class WriterLinks:
         self._clock = clock
         self._identity = LinkIdentity()
         self._presence = announce(writer, settings)
+        self._writing = open_writing(writer, settings)
+        self._given_up: list[OutgoingTransfer] = []
         self._links: dict[LinkEndpoint, _Opened] = {}
         self._left: list[Executor] = []
 
@@ -53,6 +62,11 @@ class WriterLinks:
     def certificate(self) -> bytes:
         """What this process shows where a link speaks TLS: for its `Reserve`."""
         return self._identity.certificate
+
+    @property
+    def agent(self) -> bytes:
+        """What a reader needs to ask this process over NIXL: for its `Reserve`."""
+        return b"" if self._writing is None else self._writing.agent
 
     def open(self, endpoint: LinkEndpoint) -> LinkWriter:
         """The link to `endpoint`, opened once. Raises `Incompatible`.
@@ -70,6 +84,7 @@ class WriterLinks:
         Raises:
             Incompatible, LinkBroken: the link does not work; another one may.
         """
+        self._given_up = [waits for waits in self._given_up if not waits.close()]
         opened = self._opened(ticket.endpoint)
         if not opened.link.is_ready:
             await asyncio.wrap_future(opened.thread.submit(opened.link.connect))
@@ -81,6 +96,13 @@ class WriterLinks:
             salt=salt,
             clock=self._clock,
         )
+
+    def give_up(self, transfer: OutgoingTransfer) -> None:
+        """Close `transfer` some time: something of it is still on its way to a hung reader.
+
+        Its reader is told by the link itself, when that is over.
+        """
+        self._given_up.append(transfer)
 
     def leave(self, endpoint: LinkEndpoint) -> None:
         """Close the link to `endpoint`, if it is open, once what was sent over it has failed."""
@@ -101,6 +123,8 @@ class WriterLinks:
         self._links.clear()
         while self._left:
             self._left.pop().shutdown(wait=True)
+        if self._writing is not None:
+            self._writing.close()
         if self._presence is not None:
             self._presence.close()
 
@@ -110,7 +134,11 @@ class WriterLinks:
                 if opened.link.reader_is_gone():
                     self.leave(known)
             link = open_link(
-                endpoint, writer=self.writer, settings=self._settings, identity=self._identity
+                endpoint,
+                writer=self.writer,
+                settings=self._settings,
+                identity=self._identity,
+                writing=self._writing,
             )
             self._links[endpoint] = _Opened(link, link_thread(link, self._settings))
         return self._links[endpoint]

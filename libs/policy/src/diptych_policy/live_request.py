@@ -137,6 +137,7 @@ class LiveRequest:
             decode_worker=assignment.decode,
             link=assignment.link or "",
             next_link=assignment.next_link,
+            last_link=assignment.last_link,
             first_token_ms=int(request.deadlines.first_token_s * 1000),
             transfer_ms=int(request.deadlines.transfer_s * 1000),
         )

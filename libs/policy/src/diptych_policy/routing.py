@@ -207,13 +207,14 @@ def _remote(
     )
     if prefill is None:
         return Unplaced("every prefill worker is full")
-    link, next_link = (*links[prefill.id], None)[:2]
+    link, next_link, last_link = (*links[prefill.id], None, None)[:3]
     return Assignment(
         mode=Mode.REMOTE,
         prefill=prefill.id,
         decode=decode.id,
         link=link,
         next_link=next_link,
+        last_link=last_link,
         apart=demand.apart,
     )
 

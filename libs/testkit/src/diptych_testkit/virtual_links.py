@@ -141,7 +141,7 @@ class VirtualTarget:
     def is_idle(self, ref: SlotRef) -> bool:
         return self.marks[ref.slot] != ref.generation
 
-    def expect(self, writer: Incarnation, certificate: bytes = b"") -> None:
+    def expect(self, writer: Incarnation, certificate: bytes = b"", agent: bytes = b"") -> None:
         if self._network.lives(writer):
             self._expected[writer] = None
 
@@ -204,6 +204,9 @@ class VirtualWriter:
 
     def confirm(self) -> None:
         pass
+
+    def is_sending(self, ref: SlotRef) -> bool:
+        return False
 
     def stop(self, ref: SlotRef) -> None:
         self._unsent.pop(ref, None)

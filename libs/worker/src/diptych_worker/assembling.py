@@ -228,6 +228,7 @@ def _links(
         host=settings.kv_host,
         port=settings.kv_port,
         tls=settings.kv_tls == "required",
+        nixl_network=settings.kv_nixl,
         clock=member.now_s,
         adapter=on.links,
     )

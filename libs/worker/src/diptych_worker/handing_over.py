@@ -22,6 +22,7 @@ log = logger("worker")
 spans = tracer("worker")
 
 _CLOSING_S = 0.005
+_CLOSING_MOST_S = 1.0
 
 
 class HandOver:
@@ -72,28 +73,39 @@ class HandOver:
         if not attempt.left.is_set():
             self._engine.abort(attempt.key)
             await attempt.left.wait()
-        closed = transfer is None or transfer.close()
-        while not closed and transfer is not None:
-            await asyncio.sleep(_CLOSING_S)
-            closed = transfer.close()
+        if transfer is not None and not await self._closed(transfer):
+            self._links.give_up(transfer)
+            return  # Its reader keeps the slots until the link says that nothing is on its way.
         await self._peer.release(job)
+
+    async def _closed(self, transfer: OutgoingTransfer) -> bool:
+        """Whether nothing writes under its ticket any more; waits a little for it."""
+        give_up_s = self._now_s() + _CLOSING_MOST_S
+        while not transfer.close():
+            if self._now_s() >= give_up_s:
+                return False
+            await asyncio.sleep(_CLOSING_S)
+        return True
 
     async def _open(self, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
         """A ticket and its open link: the job's, or the next one if that cannot be opened."""
-        try:
-            return await self._open_over(job.link, attempt, job)
-        except (Incompatible, LinkBroken) as err:
-            if job.next_link is None:
-                raise
-            log.warning(
-                "kv_link_fell_back",
-                request_id=attempt.key.request_id,
-                link=job.link,
-                next_link=job.next_link,
-                error=str(err),
-            )
-        self._metrics.fell_back(job.link)
-        return await self._open_over(job.next_link, attempt, job)
+        link = job.link
+        for next_link in (job.next_link, job.last_link):
+            try:
+                return await self._open_over(link, attempt, job)
+            except (Incompatible, LinkBroken) as err:
+                if next_link is None:
+                    raise
+                log.warning(
+                    "kv_link_fell_back",
+                    request_id=attempt.key.request_id,
+                    link=link,
+                    next_link=next_link,
+                    error=str(err),
+                )
+            self._metrics.fell_back(link)
+            link = next_link
+        return await self._open_over(link, attempt, job)
 
     async def _open_over(self, link: str, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
         sent_s, reserve = self._now_s(), self._wanted(job, link)
@@ -121,6 +133,7 @@ class HandOver:
             fingerprint=spec.fingerprint,
             lease_ms=job.first_token_ms + int(self._peer.within_s(job) * 1000) + LEASE_MARGIN_MS,
             certificate=self._links.certificate,
+            agent=self._links.agent,
         )
 
     async def _hand_over(

@@ -58,8 +58,12 @@ class WorkerSettings(ServiceSettings):
     lease_s: float = 75.0
     """A ticket that was neither used nor released is taken back after this: longer than the
     deadline of the first token, so that a prefill that waits its turn keeps its ticket."""
-    links: tuple[str, ...] = ("shm", "tcp")
-    """KV links to offer and to write over, fastest first."""
+    links: tuple[str, ...] = ("shm", "nixl", "tcp")
+    """KV links to offer and to write over, fastest first; `nixl` counts only where it is
+    installed (`diptych doctor links`)."""
+    kv_nixl: Literal["loopback", "isolated"] = "loopback"
+    """How far the nixl link reaches. NIXL encrypts nothing: `isolated` says that nobody else
+    reaches the devices in UCX_NET_DEVICES, and needs UCX_TLS named as well."""
     kv_host: str = "127.0.0.1"
     """Address the tcp link listens on; a wildcard announces this machine's own address."""
     kv_port: int = 0

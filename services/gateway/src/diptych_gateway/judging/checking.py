@@ -191,11 +191,11 @@ def forced(body: CommonBody) -> Forced:
         return Forced()
     mode = None if options.mode is None else one_of(Mode, options.mode, "diptych.mode")
     match options.link:
-        case None | "shm" | "tcp" as link:
+        case None | "shm" | "nixl" | "tcp" as link:
             return Forced(mode=mode, link=link)
         case other:
             raise InvalidRequest(
-                f"'diptych.link': expected 'shm' or 'tcp', saw {shown(other)}",
+                f"'diptych.link': expected 'shm', 'nixl' or 'tcp', saw {shown(other)}",
                 param="diptych.link",
             )
 

@@ -1,0 +1,290 @@
+"""The `nixl` link, writer's side: NIXL writes from registered memory into the reader's slots.
+
+What a writer that asks is told: before it writes it reads the slots' gates, and it obeys what the
+reader asks (`nixl_notes`). NIXL itself stops nobody. So a write is over when NIXL says so and not
+when its sender gives up: till then its source, the link and its reader's slot are taken.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from diptych_contracts.errors import DiptychError, Incompatible, LinkBroken, Refused
+from diptych_contracts.ids import Incarnation
+from diptych_contracts.jobs import RefusalReason
+from diptych_contracts.transfers import LinkEndpoint, SlotRef
+from diptych_kvlink.nixl_address import NixlAddress
+from diptych_kvlink.nixl_notes import Ask, Stopped, unpack
+from diptych_kvlink.nixl_plane import Plane, Post, Program
+from diptych_kvlink.nixl_sources import Source, Sources, lasting
+
+_RETRY_S = 0.25
+_LEAST_BYTES_PER_S = 16_000_000
+"""NIXL tells of no progress: a batch of 16 MB to a hung reader is given up 1 s after `stall_s`."""
+_WORD_BYTES = 8
+_CONNECT_S = 5.0
+_REMEMBERED = 256
+
+
+class NixlWriting:
+    """What all `nixl` writers of a process share: the agent, its sources, and what it was asked."""
+
+    def __init__(self, writer: Incarnation, *, network: str) -> None:
+        self.plane = Plane(writer, network=network, heard=self._hear)
+        self.agent = f"{self.plane.name}/".encode() + self.plane.metadata()
+        """For its `Reserve`s: by it a reader can ask, and tell whether this process lives.
+
+        Made before anything is registered: so it opens no memory to anybody.
+        """
+        self.sources = Sources(self.plane)
+        self.on_their_way: set[tuple[str, SlotRef]] = set()
+        self._closed_up_to: OrderedDict[str, dict[int, int]] = OrderedDict()
+
+    def is_closed(self, agent: str, ref: SlotRef) -> bool:
+        """Whether the reader has asked for that slot back."""
+        return ref.generation <= self._closed_up_to.get(agent, {}).get(ref.slot, 0)
+
+    def close(self) -> None:
+        """End the agent. Idempotent."""
+        self.plane.close()
+
+    def _hear(self, name: str, data: bytes) -> None:
+        ask = unpack(data)
+        if not isinstance(ask, Ask):
+            return
+        address = NixlAddress.parse(ask.address)
+        if address.agent != name:
+            return
+        closed = self._closed_up_to.setdefault(name, {})
+        self._closed_up_to.move_to_end(name)
+        for ref in ask.refs:
+            closed[ref.slot] = max(ref.generation, closed.get(ref.slot, 0))
+        if len(self._closed_up_to) > _REMEMBERED:
+            self._closed_up_to.popitem(last=False)
+        stopped = tuple(ref for ref in ask.refs if (name, ref) not in self.on_their_way)
+        if stopped:
+            self.plane.load(name, address.metadata)
+            self.plane.note(name, Stopped(ask.nonce, stopped).pack())
+
+
+@dataclass(slots=True)
+class _Given:
+    """A source in use."""
+
+    source: Source
+    moving: int = 0
+    stopped: bool = False
+
+
+class NixlWriter:
+    """The writer's side of one endpoint.
+
+    Args:
+        endpoint: The reader's, as a ticket has it.
+        shared: This process's agent.
+        stall_s: How long a write may take beyond what its bytes need; NIXL reports no hung peer.
+    """
+
+    def __init__(self, endpoint: LinkEndpoint, shared: NixlWriting, *, stall_s: float) -> None:
+        if not (0 < endpoint.slots < 1 << 32 and 0 < endpoint.slot_bytes < 1 << 32):
+            raise Incompatible(f"no {endpoint.slots} slots of {endpoint.slot_bytes} bytes can be")
+        self._address = NixlAddress.parse(endpoint.address)
+        self._slots, self._slot_bytes = endpoint.slots, endpoint.slot_bytes
+        self._shared = shared
+        self._stall_s = stall_s
+        self._lock = threading.Lock()
+        self._given: dict[SlotRef, _Given] = {}
+        self._gates: tuple[memoryview, int] | None = None
+        self._writing: Future[None] | None = None
+        self._until_s = 0.0
+        self._failed_s: float | None = None
+        self._loaded = self._closed = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `connect` has nothing to do."""
+        return self._loaded and not self._closed and self._failed_s is None
+
+    def connect(self) -> None:
+        """Load the reader's agent, and provide memory to send from.
+
+        Raises:
+            LinkBroken: it is not there, it failed a moment ago, or a write to it has not ended.
+            Incompatible: its metadata is another agent's.
+        """
+        if self.is_ready:
+            return
+        if self._closed:
+            raise LinkBroken("the link is closed")
+        if self._writing is not None and not self._writing.done():
+            raise LinkBroken(f"{self._address.agent}: an earlier write has not ended")
+        if self._failed_s is not None and time.monotonic() < self._failed_s + _RETRY_S:
+            raise LinkBroken(f"{self._address.agent} failed a moment ago")
+        plane, address = self._shared.plane, self._address
+        try:
+            _within(plane.call(lambda _: plane.load(address.agent, address.metadata)), _CONNECT_S)
+            self._provide()
+            # The first contact takes 100 ms, and tells whether the reader can be reached at all.
+            self._writing = plane.run(self._look_at_gates(), release=_nothing)
+            _within(self._writing, _CONNECT_S)
+        except DiptychError:
+            self._failed_s = time.monotonic()
+            raise
+        self._failed_s, self._loaded = None, True
+
+    def buffer(self, ref: SlotRef) -> memoryview:
+        """Registered memory for one block."""
+        with self._lock:
+            if self._closed:
+                raise Refused(RefusalReason.UNKNOWN_TICKET, "the link is closed")
+            if not 0 <= ref.slot < self._slots or self._shared.is_closed(self._address.agent, ref):
+                raise _closed(ref)
+            given = self._given.get(ref)
+            if given is None:
+                source = self._shared.sources.take(self._slot_bytes)
+                if source is None:
+                    raise Refused(RefusalReason.NO_ROOM, "no registered memory to send from")
+                given = self._given[ref] = _Given(source)
+            return memoryview(given.source.memory)
+
+    def send(self, blocks: Sequence[tuple[SlotRef, memoryview]], seal: bytes = b"") -> None:
+        """Post one write of all blocks, if their gates are open. The seal stays for the job."""
+        self.connect()
+        moving = [(ref, self._of(ref), len(data)) for ref, data in blocks]
+        agent = self._address.agent
+
+        def release() -> None:
+            for ref, given, _ in moving:
+                self._shared.on_their_way.discard((agent, ref))
+                self._arrived(ref, given)
+
+        for _, given, _ in moving:
+            given.moving += 1
+        n_bytes = sum(size for _, _, size in moving)
+        self._until_s = time.monotonic() + self._stall_s + n_bytes / _LEAST_BYTES_PER_S
+        self._writing = self._shared.plane.run(self._write(moving), release=release)
+
+    def confirm(self) -> None:
+        """Wait until it has been written. Raises `LinkBroken` after a deadline of its own."""
+        writing = self._writing
+        if writing is None:
+            raise LinkBroken("nothing was sent")
+        try:
+            _within(writing, self._until_s - time.monotonic())
+        except Refused:
+            raise
+        except DiptychError as err:
+            self._failed_s, self._loaded = time.monotonic(), False
+            agent, plane = self._address.agent, self._shared.plane
+            if writing.done():
+                plane.call(lambda _: plane.unload(agent))
+            raise LinkBroken(f"{agent}: {err}") from err
+
+    def is_sending(self, ref: SlotRef) -> bool:
+        """Whether NIXL may still read the buffer: till it says that the write is over."""
+        with self._lock:
+            given = self._given.get(ref)
+            return given is not None and given.moving > 0
+
+    def stop(self, ref: SlotRef) -> None:
+        """Nothing more is written into the slot's buffer."""
+        with self._lock:
+            given = self._given.pop(ref, None)
+            if given is None:
+                return
+            given.stopped = True
+            if not given.moving:
+                self._shared.sources.give_back(given.source)
+
+    def reader_is_gone(self) -> bool:
+        """Whether the last thing tried with it failed."""
+        return self._failed_s is not None
+
+    def close(self) -> None:
+        """Leave the endpoint. What is on its way keeps its source until it is over."""
+        with self._lock:
+            self._closed = True
+        agent, plane = self._address.agent, self._shared.plane
+        if self._loaded and (self._writing is None or self._writing.done()):
+            self._loaded = False
+            plane.call(lambda _: plane.unload(agent))
+
+    def _provide(self) -> None:
+        if self._gates is None:
+            memory, address = lasting(self._slots * _WORD_BYTES)
+            self._shared.plane.register(address, self._slots * _WORD_BYTES)
+            self._gates = memory.cast("Q"), address
+        self._shared.sources.provide(self._slot_bytes, self._slots)
+
+    def _of(self, ref: SlotRef) -> _Given:
+        with self._lock:
+            given = self._given.get(ref)
+            if given is None or self._closed:
+                raise _closed(ref)
+            return given
+
+    def _arrived(self, ref: SlotRef, given: _Given) -> None:
+        with self._lock:
+            given.moving -= 1
+            if given.stopped and not given.moving:
+                self._shared.sources.give_back(given.source)
+
+    def _look_at_gates(self) -> Program[None]:
+        assert self._gates is not None
+        n_bytes = self._slots * _WORD_BYTES
+        local, remote = [(self._gates[1], n_bytes, 0)], [(self._address.gates, n_bytes, 0)]
+        yield Post("READ", local, remote, self._address.agent)
+
+    def _write(self, moving: Sequence[tuple[SlotRef, _Given, int]]) -> Program[None]:
+        """On the plane's thread: look at the gates, then write."""
+        assert self._gates is not None
+        gates, address, agent = self._gates[0], self._address, self._address.agent
+        yield from self._look_at_gates()
+        for ref, _, _ in moving:
+            if gates[ref.slot] != ref.generation or self._shared.is_closed(agent, ref):
+                raise _closed(ref)
+        self._shared.on_their_way.update((agent, ref) for ref, _, _ in moving)
+        spans = _joined(
+            (given.source, address.slots + ref.slot * address.stride_bytes, size)
+            for ref, given, size in moving
+        )
+        local = [(source, n_bytes, 0) for source, _, n_bytes in spans]
+        yield Post("WRITE", local, [(slot, n_bytes, 0) for _, slot, n_bytes in spans], agent)
+
+
+def _joined(blocks: Iterable[tuple[Source, int, int]]) -> list[tuple[int, int, int]]:
+    """Source, slot and bytes of each write: blocks that adjoin on both sides make one.
+
+    Never across two registrations, though their memory should adjoin: NIXL knows each apart.
+    """
+    spans: list[tuple[int, int, int]] = []
+    last = None
+    for source, slot, n_bytes in blocks:
+        if spans and last == source.registered_at:
+            from_at, to_at, before = spans[-1]
+            if (from_at + before, to_at + before) == (source.address, slot):
+                spans[-1] = (from_at, to_at, before + n_bytes)
+                continue
+        spans.append((source.address, slot, n_bytes))
+        last = source.registered_at
+    return spans
+
+
+def _within(future: "Future[Any]", timeout_s: float) -> None:
+    try:
+        future.result(max(0.0, timeout_s))
+    except TimeoutError as err:
+        raise LinkBroken(f"not over after {timeout_s:.1f} s: its peer may be hung") from err
+
+
+def _nothing() -> None:
+    """A read of gates holds nothing."""
+
+
+def _closed(ref: SlotRef) -> Refused:
+    detail = f"slot {ref.slot} is closed for generation {ref.generation}"
+    return Refused(RefusalReason.UNKNOWN_TICKET, detail)
