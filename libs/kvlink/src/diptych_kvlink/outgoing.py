@@ -4,6 +4,9 @@ Structurally an engine's `BlockSink`. Three threads meet here: the engine's call
 `written` and must never wait or fail because of a peer; the link's sends and computes checksums
 while the engine computes the next chunk; the event loop's waits in `digests`, and closes.
 
+Encoding and sealing (`packing`), where the ticket says so, are the link's thread's work too. Both
+happen in the buffer itself.
+
 Blocks that become final while the link is busy go out together, in one batch: many small ones cost
 one exchange, and a big one waits for nobody. What waits is bounded by the ticket's slots.
 
@@ -26,8 +29,8 @@ from diptych_contracts.tickets import TicketSeal
 from diptych_contracts.transfers import Ticket
 from diptych_contracts.wire import encode
 from diptych_kvlink.ledger import State, Transfer
+from diptych_kvlink.packing import Packing
 from diptych_kvlink.port import LinkWriter
-from diptych_kvlink.verifying import checksum
 
 _BATCH_BLOCKS = 256
 _BATCH_BYTES = 16_000_000
@@ -59,6 +62,7 @@ class OutgoingTransfer:
     ) -> None:
         self._ticket, self._shown = ticket, _shown(ticket)
         self._salt = salt
+        self._packing = Packing.of(ticket)
         self._link = link
         self._thread = thread
         self._clock = clock
@@ -72,6 +76,8 @@ class OutgoingTransfer:
         self._sending = False
         self._opened_s = 0.0
         self._moving_s = 0.0
+        self._packing_s = 0.0
+        self._sending_s = 0.0
         self._digests: dict[int, BlockDigest] = {}
         self._failure: DiptychError | None = None
         self._scratch: bytearray | None = None
@@ -96,6 +102,32 @@ class OutgoingTransfer:
     def encrypted(self) -> bool:
         """Whether its bytes cross through TLS."""
         return bool(self._ticket.endpoint.certificate)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether each block is sealed with the ticket's key."""
+        return bool(self._ticket.sealing_key)
+
+    @property
+    def codec(self) -> str:
+        """How its blocks are encoded."""
+        return self._ticket.codec
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the blocks that are final, before they were encoded."""
+        with self._lock:
+            return sum(one.raw_bytes or one.n_bytes for one in self._digests.values())
+
+    @property
+    def packing_s(self) -> float:
+        """Seconds the link's thread spent on encoding and sealing."""
+        return self._packing_s
+
+    @property
+    def sending_s(self) -> float:
+        """Seconds it spent on sending, and on waiting until what it sent had arrived."""
+        return self._sending_s
 
     @property
     def bytes_written(self) -> int:
@@ -148,7 +180,7 @@ class OutgoingTransfer:
                 self._fail(Unverified(f"{self.transfer_id}: block {index} of {n_bytes} bytes"))
                 return
             self._moving_s += self._clock() - self._opened_s
-            self._waiting.append((index, view[:n_bytes].toreadonly()))
+            self._waiting.append((index, view[:n_bytes]))
             if not self._sending:
                 self._submit()
 
@@ -243,13 +275,20 @@ class OutgoingTransfer:
         return batch
 
     def _seal(self, batch: list[tuple[int, memoryview]]) -> list[BlockDigest]:
-        blocks = [(self._ticket.slots[index], data) for index, data in batch]
-        self._link.send(blocks, self._shown)
-        digests = [
-            BlockDigest(index=index, n_bytes=len(data), checksum=checksum(data, self._salt))
-            for index, data in batch
-        ]
-        self._link.confirm()
+        began_s = self._clock()
+        packed = [self._packing.pack(index, data) for index, data in batch]
+        packed_s = self._clock()
+        blocks = [(self._ticket.slots[one.index], one.data.toreadonly()) for one in packed]
+        try:
+            self._link.send(blocks, self._shown)
+            digests = [one.digest(self._salt) for one in packed]
+            self._link.confirm()
+        finally:
+            for (_, sent), one in zip(blocks, packed, strict=True):
+                sent.release()
+                one.data.release()
+        self._packing_s += packed_s - began_s
+        self._sending_s += self._clock() - packed_s
         return digests
 
     def _arrived(self, digests: list[BlockDigest]) -> None:

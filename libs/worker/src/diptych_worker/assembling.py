@@ -7,6 +7,7 @@ import msgspec
 
 from diptych_chassis.member import Member
 from diptych_contracts.cards import ModelCard
+from diptych_contracts.codecs import CODECS, RAW
 from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.sampling import Stopping
@@ -23,6 +24,7 @@ from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.links import LinkSettings
 from diptych_kvlink.lockfile import host_id
 from diptych_kvlink.writer_links import WriterLinks
+from diptych_policy.codecs import AUTO, CodecChoice
 from diptych_policy.job_admission import JobAdmission
 from diptych_power.sim import SimulatedDevice
 from diptych_text.answer import AnswerText
@@ -127,7 +129,7 @@ async def run_worker(
     """Join engine and device to the bus and the KV links, and serve."""
     incoming, links = _links(member, settings, on)
     card = _embedding_card(card, on.engine.spec)
-    register = _register(member, role, card, on=on, endpoints=incoming.endpoints)
+    register = _register(member, settings, role, card=card, on=on, endpoints=incoming.endpoints)
     parts = _parts(member, settings, register, on=on, links=(incoming, links))
     worker = Worker(member, parts, drain_s=settings.drain_s)
     on.engine.start(parts.news.heard, paused=parts.news.unheard)
@@ -150,13 +152,18 @@ def _embedding_card(card: ModelCard, spec: EngineSpec) -> ModelCard:
 def _links(
     member: Member, settings: WorkerSettings, on: Equipment
 ) -> tuple[IncomingTransfers, WriterLinks]:
-    """Both ends of the KV links."""
+    """Both ends of the KV links. Raises `Permanent` for a codec nobody knows."""
+    for codec in (*settings.kv_codecs, settings.kv_codec):
+        if codec not in (*CODECS, AUTO) or (codec == AUTO and codec in settings.kv_codecs):
+            raise Permanent(f"unknown KV codec {codec!r}: expected one of {', '.join(CODECS)}")
     link_settings = LinkSettings(
         kinds=settings.links,
         host=settings.kv_host,
         port=settings.kv_port,
         tls=settings.kv_tls == "required",
         clock=member.now_s,
+        codecs=settings.kv_codecs,
+        seal=settings.kv_seal == "required",
         adapter=on.links,
     )
     incoming = IncomingTransfers(
@@ -167,14 +174,22 @@ def _links(
         links=link_settings,
         fingerprint=on.engine.spec.fingerprint,
     )
-    return incoming, WriterLinks(member.incarnation, settings=link_settings, clock=member.now_s)
+    codecs = CodecChoice(
+        settings.kv_codec,
+        settings.kv_codecs,
+        budget_s=settings.kv_codec_budget_s,
+        block=(on.engine.spec.layout.slot_bytes, on.engine.spec.layout.block_tokens),
+    )
+    me, now_s = member.incarnation, member.now_s
+    return incoming, WriterLinks(me, settings=link_settings, clock=now_s, codecs=codecs)
 
 
 def _register(
     member: Member,
+    settings: WorkerSettings,
     role: Role,
-    card: ModelCard,
     *,
+    card: ModelCard,
     on: Equipment,
     endpoints: tuple[LinkEndpoint, ...],
 ) -> Register:
@@ -192,6 +207,7 @@ def _register(
         kv_tokens=spec.kv_tokens,
         context_tokens=card.context_tokens,
         host=host_id(),
+        codecs=tuple(dict.fromkeys((RAW, *settings.kv_codecs))),
         cap_min_w=device.cap_min_w,
         cap_default_w=device.cap_default_w,
     )

@@ -158,6 +158,8 @@ class HandOver:
             fingerprint=spec.fingerprint,
             lease_ms=job.first_token_ms + int(self._within_s(job) * 1000) + _LEASE_MARGIN_MS,
             certificate=self._links.certificate,
+            codec=self._links.codecs.codec(_way(link, job), context_tokens(generation)),
+            seals=True,
         )
 
     async def _reserve(self, job: PrefillJob, reserve: Reserve) -> Ticket:
@@ -186,6 +188,9 @@ class HandOver:
             n_bytes = sum(digest.n_bytes for digest in digests)
             span.set_attribute(names.LINK, transfer.kind)
             span.set_attribute(names.LINK_TLS, transfer.encrypted)
+            span.set_attribute(names.CODEC, transfer.codec)
+            span.set_attribute(names.SEALED, transfer.sealed)
+            span.set_attribute(names.RAW_BYTES, transfer.raw_bytes)
             span.set_attribute(names.TRANSFER_BYTES, n_bytes)
             span.set_attribute(names.TRANSFER_BLOCKS, len(digests))
             decode = DecodeJob(
@@ -214,6 +219,8 @@ class HandOver:
             moving_s=transfer.moving_s,
             took_s=self._now_s() - ended_s,
         )
+        self._metrics.packed(transfer.codec, transfer.raw_bytes, transfer.packing_s)
+        self._links.codecs.crossed(_way(transfer.kind, job), n_bytes, transfer.sending_s)
 
     def _within_s(self, job: PrefillJob) -> float:
         return job.transfer_ms / 1000 or self._transfer_s
@@ -230,6 +237,11 @@ class HandOver:
                 elif self._now_s() >= give_up_s:
                     raise Expired(f"no answer on {subject} in {within_s:g} s") from err
                 await asyncio.sleep(_PAUSE_S)
+
+
+def _way(link: str, job: PrefillJob) -> str:
+    """Which link, and to whom: as fast as it has been."""
+    return f"{link} {job.decode_worker}"
 
 
 def _transfer_id(generation: Generation) -> TransferId:
