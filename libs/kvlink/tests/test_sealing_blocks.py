@@ -1,25 +1,37 @@
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
+from diptych_contracts.cards import KvLayout
 from diptych_contracts.errors import Unverified
 from diptych_contracts.ids import TransferId
 from diptych_kvlink.block_seal import SEAL_BYTES, new_key
 from diptych_kvlink.packing import Packing
 from diptych_kvlink.verifying import checksum
-from test_codecs import LLAMA, llama_block
 
+PAGED = KvLayout(
+    layout_id="paged-v1",
+    engine_build="b",
+    block_tokens=16,
+    slot_bytes=2 * 2 * 16 * 128 * 2,
+    dtype="f16",
+    layers=2,
+    kv_heads=2,
+    head_dim=64,
+)
 ID = TransferId("r1.1")
 KEY = new_key()
 
 
 def packing(codec="raw", key=KEY):
-    return Packing(ID, LLAMA, codec, key)
+    return Packing(ID, PAGED, codec, key)
 
 
 def packed(how, index=0):
-    block = llama_block(16)
+    numbers = np.random.default_rng(3).standard_normal(PAGED.slot_bytes // 2)
+    block = numbers.astype("<f2").tobytes()
     memory = memoryview(bytearray(block))
     made = how.pack(index, memory)
     return block, made, made.digest(salt=7)

@@ -28,9 +28,7 @@ def unbridged(ours: KvLayout, theirs: KvLayout) -> list[str]:
     Equal layouts need no conversion, whatever they are.
     """
     differing = [
-        name
-        for name in ours.__struct_fields__
-        if getattr(ours, name) != getattr(theirs, name)
+        name for name in ours.__struct_fields__ if getattr(ours, name) != getattr(theirs, name)
     ]
     if all(_is_plain(layout) for layout in (ours, theirs)):
         return [name for name in differing if name not in _BRIDGED]

@@ -65,13 +65,31 @@ class Unplaced:
     reason: str
 
 
+def differing_fields(prefill: WorkerRegistration, decode: WorkerRegistration) -> list[str]:
+    """In what the KV of two workers differs, so that it cannot be handed over; empty: in nothing.
+
+    Each with what either has: `layout.block_tokens (16, 64)`.
+    """
+    pairs = (
+        ("fingerprint", prefill.fingerprint, decode.fingerprint),
+        ("layout", prefill.layout, decode.layout),
+    )
+    return [
+        f"{what}.{name} ({getattr(ours, name)!r}, {getattr(theirs, name)!r})"
+        for what, ours, theirs in pairs
+        if ours != theirs
+        for name in ours.__struct_fields__
+        if getattr(ours, name) != getattr(theirs, name)
+    ]
+
+
 def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> list[str]:
     """KV links over which `prefill` can write into `decode`, fastest first.
 
     A worker writes over the kinds it offers itself. An endpoint that names a host reaches no
     further: shared memory always does, a listener on loopback too.
     """
-    if prefill.fingerprint != decode.fingerprint or prefill.layout != decode.layout:
+    if differing_fields(prefill, decode):
         return []
     spoken = {endpoint.kind for endpoint in prefill.endpoints}
     return [
@@ -153,6 +171,7 @@ def _remote(
     if not pairs:
         return Unplaced(
             f"no prefill worker can hand the KV of {demand.prompt_tokens} tokens to a decode worker"
+            f"{_why_apart(prefills, decodes)}"
         )
     decode = _least_loaded(
         _open(demand, fleet, {decode.id: decode for _, decode, _ in pairs}.values()),
@@ -183,6 +202,18 @@ def _remote(
         next_link=next_link,
         apart=demand.apart,
     )
+
+
+def _why_apart(prefills: list[Worker], decodes: list[Worker]) -> str:
+    """What differs, where that is what keeps every pair apart."""
+    fields = [
+        differing_fields(prefill.registration, decode.registration)
+        for prefill in prefills
+        for decode in decodes
+    ]
+    if not fields or not all(fields):
+        return ""
+    return f": their KV differs in {', '.join(min(fields, key=len))}"
 
 
 def _pairs(
