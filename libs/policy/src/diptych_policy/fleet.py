@@ -69,6 +69,11 @@ class Fleet:
         else:
             worker.registration = registration
 
+    def offers(self, model: str) -> list[WorkerRegistration]:
+        """What every registered worker of `model` offers."""
+        known = (worker.registration for worker in self._workers.values())
+        return [offer for offer in known if offer.model == model]
+
     def unregister(self, worker: Incarnation) -> None:
         """A registration has expired or was taken back."""
         self._workers.pop(worker, None)

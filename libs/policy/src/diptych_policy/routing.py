@@ -83,6 +83,15 @@ def differing_fields(prefill: WorkerRegistration, decode: WorkerRegistration) ->
     ]
 
 
+def strangers(offer: WorkerRegistration, fleet: Fleet) -> dict[Incarnation, list[str]]:
+    """The registered workers that no KV can be handed to or taken from, and what differs."""
+    found = {}
+    for other in fleet.offers(offer.model):
+        if other.role is not offer.role and (fields := differing_fields(offer, other)):
+            found[other.worker] = fields
+    return found
+
+
 def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> list[str]:
     """KV links over which `prefill` can write into `decode`, fastest first.
 
@@ -213,7 +222,8 @@ def _why_apart(prefills: list[Worker], decodes: list[Worker]) -> str:
     ]
     if not fields or not all(fields):
         return ""
-    return f": their KV differs in {', '.join(min(fields, key=len))}"
+    nearest = min(fields, key=lambda differing: len(differing))
+    return f": their KV differs in {', '.join(nearest)}"
 
 
 def _pairs(
