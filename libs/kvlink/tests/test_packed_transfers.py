@@ -1,5 +1,7 @@
 """Blocks that are encoded or sealed, from an engine's buffer to a claim, over each link."""
 
+import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from diptych_contracts.transfers import Ticket
 from diptych_kvlink.agreement import check_ticket
 from diptych_kvlink.links import SHM, LinkSettings
 from diptych_kvlink.outgoing import OutgoingTransfer
+from diptych_kvlink.packing import Packing
 from diptych_kvlink.writer_links import WriterLinks
 
 CONTENTS = [b"abc" * 2000, b"de" * 3000, bytes(3001)]
@@ -168,3 +171,56 @@ async def test_a_writer_that_must_seal_writes_nothing_without_a_key(
             await links.transfer(bare, sent_s=0.0, salt=1)
     finally:
         links.close()
+
+
+@pytest.mark.parametrize("kind", [SHM])
+async def test_a_slot_never_holds_in_the_clear_what_is_to_be_sealed(
+    reader: Any, link_thread: ThreadPoolExecutor
+) -> None:
+    ticket = asked(reader, RAW)
+    link = reader.link()
+    transfer = OutgoingTransfer(
+        ticket, link, thread=link_thread, sent_s=0.0, salt=reader.salt, clock=lambda: 0.0
+    )
+    for index, content in enumerate(CONTENTS):
+        transfer.buffer(index)[: len(content)] = content
+        assert content[:64] not in reader.memory(ticket.slots[index])[: len(content)] or not any(
+            content
+        )
+        transfer.written(index, len(content))
+    await transfer.digests(5.0)
+    assert CONTENTS[0][:12] not in reader.memory(ticket.slots[0])
+    assert transfer.close()
+
+
+@pytest.mark.parametrize("codec", [LOSSLESS, RAW])
+async def test_a_transfer_is_not_closed_while_its_blocks_are_packed(
+    reader: Any,
+    link_thread: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    codec: str,
+    kind: str,
+) -> None:
+    """`close` is the writer's word that nothing more is written; a slot is encoded in place."""
+    began, go_on, pack = threading.Event(), threading.Event(), Packing.pack
+
+    def slow(self: Packing, index: int, block: memoryview) -> Any:
+        began.set()
+        go_on.wait()
+        return pack(self, index, block)
+
+    monkeypatch.setattr(Packing, "pack", slow)
+    ticket = asked(reader, codec)
+    link = reader.link()
+    link.connect()
+    transfer = OutgoingTransfer(
+        ticket, link, thread=link_thread, sent_s=0.0, salt=reader.salt, clock=lambda: 0.0
+    )
+    transfer.buffer(0)[:6000] = CONTENTS[0]
+    transfer.written(0, 6000)
+    await asyncio.to_thread(began.wait)
+    plain = codec == RAW and kind != SHM
+    assert transfer.close() is plain
+    go_on.set()
+    await asyncio.to_thread(lambda: link_thread.submit(int).result())
+    assert transfer.close()

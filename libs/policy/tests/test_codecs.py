@@ -1,7 +1,14 @@
 import pytest
 
 from diptych_contracts.codecs import CODECS, DELTA, INT8, LOSSLESS, RAW
-from diptych_policy.codecs import Bandwidths, choose_codec, hand_off_s
+from diptych_contracts.errors import Permanent
+from diptych_policy.codecs import (
+    Bandwidths,
+    CodecChoice,
+    check_setting,
+    choose_codec,
+    hand_off_s,
+)
 
 PROMPT_BYTES = 2000 * 23_000
 
@@ -72,3 +79,27 @@ def test_only_so_many_links_are_remembered():
     for link in "abc":
         seen.crossed(link, 1_000_000, 1.0)
     assert [seen.bytes_s(link) for link in "abc"] == [None, 1e6, 1e6]
+
+
+def test_a_worker_asks_by_what_it_has_measured_of_that_link():
+    choice = CodecChoice("auto", (RAW, INT8), budget_s=0.1, block=(1_474_560, 64))
+    assert choice.codec("tcp d1", 2000) == RAW
+    choice.crossed("tcp d1", 10_000_000, 1.0)
+    assert choice.codec("tcp d1", 2000) == INT8
+    assert choice.codec("tcp d2", 2000) == RAW
+    assert choice.codec("tcp d1", 10) == RAW  # in time as it is
+    assert CodecChoice().codec("tcp d1", 2000) == RAW
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [("gzip", (RAW,)), (RAW, (RAW, "gzip")), ("auto", (RAW, "auto")), (RAW, ("auto",)), ("", ())],
+)
+def test_a_codec_nobody_knows_stops_the_start(setting, allowed):
+    with pytest.raises(Permanent, match="unknown KV codec"):
+        check_setting(setting, allowed)
+
+
+def test_every_codec_and_auto_can_be_set():
+    for setting in (*CODECS, "auto"):
+        check_setting(setting, CODECS)

@@ -4,8 +4,9 @@ Structurally an engine's `BlockSink`. Three threads meet here: the engine's call
 `written` and must never wait or fail because of a peer; the link's sends and computes checksums
 while the engine computes the next chunk; the event loop's waits in `digests`, and closes.
 
-Encoding and sealing (`packing`), where the ticket says so, are the link's thread's work too. Both
-happen in the buffer itself.
+Encoding and sealing (`packing`), where the ticket says so, are the link's thread's work too: while
+it writes into a buffer, `close` says so. What is to be sealed is exported into private memory
+first, so that a slot others can read never holds it in the clear.
 
 Blocks that become final while the link is busy go out together, in one batch: many small ones cost
 one exchange, and a big one waits for nobody. What waits is bounded by the ticket's slots.
@@ -21,15 +22,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from diptych_contracts.errors import DiptychError, Expired, Refused, Unverified
 from diptych_contracts.ids import TransferId
 from diptych_contracts.jobs import BlockDigest, RefusalReason
 from diptych_contracts.tickets import TicketSeal
-from diptych_contracts.transfers import Ticket
+from diptych_contracts.transfers import SlotRef, Ticket
 from diptych_contracts.wire import encode
 from diptych_kvlink.ledger import State, Transfer
-from diptych_kvlink.packing import Packing
+from diptych_kvlink.packing import Packed, Packing
 from diptych_kvlink.port import LinkWriter
 
 _BATCH_BLOCKS = 256
@@ -72,6 +77,7 @@ class OutgoingTransfer:
         )
         self._lock = threading.Lock()
         self._views: dict[int, memoryview] = {}
+        self._private: dict[int, memoryview] = {}
         self._waiting: deque[tuple[int, memoryview]] = deque()
         self._sending = False
         self._opened_s = 0.0
@@ -180,7 +186,7 @@ class OutgoingTransfer:
                 self._fail(Unverified(f"{self.transfer_id}: block {index} of {n_bytes} bytes"))
                 return
             self._moving_s += self._clock() - self._opened_s
-            self._waiting.append((index, view[:n_bytes]))
+            self._waiting.append((index, self._private.pop(index, view)[:n_bytes]))
             if not self._sending:
                 self._submit()
 
@@ -215,6 +221,7 @@ class OutgoingTransfer:
         with self._lock:
             self._fail(Refused(RefusalReason.CANCELLED, f"{self.transfer_id} was closed"))
             self._transfer.end(State.RELEASED, "closed")
+            self._private.clear()
             for index in tuple(self._views):
                 self._let_go(index)
             self._transfer.writer_may_write = bool(self._views)
@@ -232,7 +239,11 @@ class OutgoingTransfer:
             self._views[index] = self._link.buffer(self._ticket.slots[index])
         if self._transfer.state is State.RESERVED:
             self._transfer.advance(State.WRITING, deadline_s=self._transfer.deadline_s)
-        return self._views[index]
+        if not self._packing.sealing_key:
+            return self._views[index]
+        if index not in self._private:
+            self._private[index] = memoryview(bytearray(len(self._views[index])))
+        return self._private[index]
 
     def _submit(self) -> None:
         try:
@@ -245,11 +256,12 @@ class OutgoingTransfer:
         """Send one batch of what waits; on the link's thread, where transfers take turns."""
         with self._lock:
             batch = self._take_batch()
+            held = self._hold(batch)
         digests: list[BlockDigest] = []
         began_s = self._clock()
         try:
             if batch:
-                digests = self._seal(batch)
+                digests = self._seal(batch, held)
         except Exception as err:  # On this thread nobody else would ever hear of it.
             known = err if isinstance(err, DiptychError) else None
             with self._lock:
@@ -257,6 +269,7 @@ class OutgoingTransfer:
         finally:
             for _, data in batch:
                 data.release()
+            held.clear()
         with self._lock:
             self._moving_s += self._clock() - began_s
             self._arrived(digests)
@@ -274,18 +287,40 @@ class OutgoingTransfer:
             batch.append(self._waiting.popleft())
         return batch
 
-    def _seal(self, batch: list[tuple[int, memoryview]]) -> list[BlockDigest]:
+    def _hold(self, batch: list[tuple[int, memoryview]]) -> "dict[int, NDArray[np.uint8]]":
+        """The buffers this thread is about to write into: `close` cannot take them back till then.
+
+        An array counts as a user of its buffer; a slice of a `memoryview` would not.
+        """
+        if self._packing.is_plain:
+            return {}
+        return {index: np.frombuffer(self._views[index], np.uint8) for index, _ in batch}
+
+    def _pack(self, index: int, data: memoryview, held: "dict[int, NDArray[np.uint8]]") -> Packed:
+        packed = self._packing.pack(index, data)
+        if not packed.seal:
+            return packed
+        target = memoryview(held[index].data)[: len(packed.data)]
+        target[:] = packed.data
+        return replace(packed, data=target)
+
+    def _seal(
+        self, batch: list[tuple[int, memoryview]], held: "dict[int, NDArray[np.uint8]]"
+    ) -> list[BlockDigest]:
         began_s = self._clock()
-        packed = [self._packing.pack(index, data) for index, data in batch]
-        packed_s = self._clock()
-        blocks = [(self._ticket.slots[one.index], one.data.toreadonly()) for one in packed]
+        packed: list[Packed] = []
+        blocks: list[tuple[SlotRef, memoryview]] = []
         try:
+            packed += (self._pack(index, data, held) for index, data in batch)
+            packed_s = self._clock()
+            blocks += ((self._ticket.slots[one.index], one.data.toreadonly()) for one in packed)
             self._link.send(blocks, self._shown)
             digests = [one.digest(self._salt) for one in packed]
             self._link.confirm()
         finally:
-            for (_, sent), one in zip(blocks, packed, strict=True):
+            for _, sent in blocks:
                 sent.release()
+            for one in packed:
                 one.data.release()
         self._packing_s += packed_s - began_s
         self._sending_s += self._clock() - packed_s

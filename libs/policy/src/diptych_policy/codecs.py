@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from diptych_contracts.codecs import CODECS, RAW
+from diptych_contracts.errors import Permanent
 
 AUTO = "auto"
 _NEW = 0.3
@@ -60,6 +61,16 @@ class Bandwidths:
     def bytes_s(self, link: str) -> float | None:
         """None: not measured."""
         return self._known.get(link)
+
+
+def check_setting(setting: str, allowed: Sequence[str]) -> None:
+    """Raise `Permanent` unless a worker can be told so."""
+    for codec in (setting, *allowed):
+        if codec not in CODECS and not (codec == setting == AUTO and AUTO not in allowed):
+            raise Permanent(
+                f"unknown KV codec {codec!r}: expected one of {', '.join(CODECS)}"
+                f" (or {AUTO}, which is no codec, for what is sent)"
+            )
 
 
 def hand_off_s(codec: str, n_bytes: int, bytes_s: float) -> float:

@@ -7,7 +7,7 @@ import msgspec
 
 from diptych_chassis.member import Member
 from diptych_contracts.cards import ModelCard
-from diptych_contracts.codecs import CODECS, RAW
+from diptych_contracts.codecs import RAW
 from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.sampling import Stopping
@@ -24,7 +24,7 @@ from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.links import LinkSettings
 from diptych_kvlink.lockfile import host_id
 from diptych_kvlink.writer_links import WriterLinks
-from diptych_policy.codecs import AUTO, CodecChoice
+from diptych_policy.codecs import CodecChoice, check_setting
 from diptych_policy.job_admission import JobAdmission
 from diptych_power.sim import SimulatedDevice
 from diptych_text.answer import AnswerText
@@ -153,9 +153,7 @@ def _links(
     member: Member, settings: WorkerSettings, on: Equipment
 ) -> tuple[IncomingTransfers, WriterLinks]:
     """Both ends of the KV links. Raises `Permanent` for a codec nobody knows."""
-    for codec in (*settings.kv_codecs, settings.kv_codec):
-        if codec not in (*CODECS, AUTO) or (codec == AUTO and codec in settings.kv_codecs):
-            raise Permanent(f"unknown KV codec {codec!r}: expected one of {', '.join(CODECS)}")
+    check_setting(settings.kv_codec, settings.kv_codecs)
     link_settings = LinkSettings(
         kinds=settings.links,
         host=settings.kv_host,
