@@ -220,7 +220,8 @@ async def test_a_transfer_is_not_closed_while_its_blocks_are_packed(
     transfer.written(0, 6000)
     await asyncio.to_thread(began.wait)
     plain = codec == RAW and kind != SHM
-    assert transfer.close() is plain
+    closed = transfer.close()
     go_on.set()
+    assert closed is plain
     await asyncio.to_thread(lambda: link_thread.submit(int).result())
     assert transfer.close()

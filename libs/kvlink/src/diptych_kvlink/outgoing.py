@@ -24,9 +24,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from diptych_contracts.errors import DiptychError, Expired, Refused, Unverified
 from diptych_contracts.ids import TransferId
 from diptych_contracts.jobs import BlockDigest, RefusalReason
@@ -78,6 +75,8 @@ class OutgoingTransfer:
         self._lock = threading.Lock()
         self._views: dict[int, memoryview] = {}
         self._private: dict[int, memoryview] = {}
+        self._held: set[int] = set()
+        """Buffers the link's thread may be writing into."""
         self._waiting: deque[tuple[int, memoryview]] = deque()
         self._sending = False
         self._opened_s = 0.0
@@ -256,12 +255,13 @@ class OutgoingTransfer:
         """Send one batch of what waits; on the link's thread, where transfers take turns."""
         with self._lock:
             batch = self._take_batch()
-            held = self._hold(batch)
+            if not self._packing.is_plain:
+                self._held.update(index for index, _ in batch)
         digests: list[BlockDigest] = []
         began_s = self._clock()
         try:
             if batch:
-                digests = self._seal(batch, held)
+                digests = self._seal(batch)
         except Exception as err:  # On this thread nobody else would ever hear of it.
             known = err if isinstance(err, DiptychError) else None
             with self._lock:
@@ -269,9 +269,9 @@ class OutgoingTransfer:
         finally:
             for _, data in batch:
                 data.release()
-            held.clear()
         with self._lock:
             self._moving_s += self._clock() - began_s
+            self._held.clear()
             self._arrived(digests)
             self._sending = False
             if self._waiting:
@@ -287,31 +287,20 @@ class OutgoingTransfer:
             batch.append(self._waiting.popleft())
         return batch
 
-    def _hold(self, batch: list[tuple[int, memoryview]]) -> "dict[int, NDArray[np.uint8]]":
-        """The buffers this thread is about to write into: `close` cannot take them back till then.
-
-        An array counts as a user of its buffer; a slice of a `memoryview` would not.
-        """
-        if self._packing.is_plain:
-            return {}
-        return {index: np.frombuffer(self._views[index], np.uint8) for index, _ in batch}
-
-    def _pack(self, index: int, data: memoryview, held: "dict[int, NDArray[np.uint8]]") -> Packed:
+    def _pack(self, index: int, data: memoryview) -> Packed:
         packed = self._packing.pack(index, data)
         if not packed.seal:
             return packed
-        target = memoryview(held[index].data)[: len(packed.data)]
+        target = self._views[index][: len(packed.data)]  # `_held` keeps it.
         target[:] = packed.data
         return replace(packed, data=target)
 
-    def _seal(
-        self, batch: list[tuple[int, memoryview]], held: "dict[int, NDArray[np.uint8]]"
-    ) -> list[BlockDigest]:
+    def _seal(self, batch: list[tuple[int, memoryview]]) -> list[BlockDigest]:
         began_s = self._clock()
         packed: list[Packed] = []
         blocks: list[tuple[SlotRef, memoryview]] = []
         try:
-            packed += (self._pack(index, data, held) for index, data in batch)
+            packed += (self._pack(index, data) for index, data in batch)
             packed_s = self._clock()
             blocks += ((self._ticket.slots[one.index], one.data.toreadonly()) for one in packed)
             self._link.send(blocks, self._shown)
@@ -337,7 +326,7 @@ class OutgoingTransfer:
     def _let_go(self, index: int) -> None:
         """Take a buffer back, unless an export still has a pointer on it."""
         view = self._views.get(index)
-        if view is None:
+        if view is None or index in self._held:
             return
         try:
             view.release()
