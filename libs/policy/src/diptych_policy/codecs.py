@@ -37,7 +37,7 @@ class CodecPace:
 PACES: Mapping[str, CodecPace] = {
     "zstd": CodecPace(1.16, 0.7e9, 1.3e9),
     "int8": CodecPace(2.35, 0.27e9, 0.39e9),
-    "fp8": CodecPace(2.77, 0.5e9, 1.2e9),
+    "fp8": CodecPace(2.79, 0.29e9, 0.89e9),
     "delta": CodecPace(3.6, 0.24e9, 0.38e9),
 }
 
