@@ -263,11 +263,10 @@ async def test_versions_that_differ_never_pair_and_the_reason_is_told() -> None:
             await fleet.client.send(msgspec.structs.replace(demanded, deadlines=deadlines))
             end = await fleet.client.ended("r2")
             assert end.reason is EndReason.EXPIRED
-            assert "toy 1 and toy 2 do not pair" in end.detail
+            assert "hand_off.engine_version ('1', '2')" in end.detail
             assert not any(work.hand_off for work in engines.of["d1"].asked)
-    told = [event for event in logged if event["event"] == "worker_unpaired"]
-    assert told
-    assert "toy 1 and toy 2 do not pair" in told[0]["reason"]
+    told = [event for event in logged if event["event"] == "kv_incompatible"]
+    assert "hand_off.engine_version" in told[0]["fields"][0]
 
 
 @pytest.mark.parametrize("role", list(Role))

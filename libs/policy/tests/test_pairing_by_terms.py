@@ -8,7 +8,7 @@ from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.handoffs import LINK, FirstToken, HandOffTerms
 from diptych_contracts.requests import Assignment, Forced, Mode
 from diptych_policy.fleet import Fleet
-from diptych_policy.routing import Demand, Unplaced, choose, links_between, lonely
+from diptych_policy.routing import Demand, Unplaced, choose, links_between, strangers
 from diptych_testkit.builders import LAYOUT, MODEL, a_worker
 
 TERMS = HandOffTerms(kind="vllm_nixl", engine_version="0.32.0", first_token=FirstToken.DECODE)
@@ -48,10 +48,10 @@ def test_layouts_may_differ_since_the_engines_bring_them_together() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"engine_version": "0.33.0"}, "vllm_nixl 0.32.0 and vllm_nixl 0.33.0 do not pair"),
-        ({"kind": "sglang_pd"}, "vllm_nixl 0.32.0 and sglang_pd 0.32.0 do not pair"),
-        ({"orphan_ms": 5}, "do not pair"),
-        (None, "vllm_nixl 0.32.0 and KV links do not pair"),
+        ({"engine_version": "0.33.0"}, "hand_off.engine_version ('0.32.0', '0.33.0')"),
+        ({"kind": "sglang_pd"}, "hand_off.kind ('vllm_nixl', 'sglang_pd')"),
+        ({"orphan_ms": 5}, "hand_off.orphan_ms (0, 5)"),
+        (None, "hand_off (by vllm_nixl, over KV links)"),
     ],
 )
 def test_others_never_do_and_the_reason_is_told(
@@ -63,7 +63,6 @@ def test_others_never_do_and_the_reason_is_told(
     forced = placed(P, other, forced=Forced(mode=Mode.REMOTE))
     assert isinstance(forced, Unplaced)
     assert told in forced.reason
-    assert "(p, d)" in forced.reason
 
 
 def test_equal_terms_of_other_weights_do_not_pair() -> None:
@@ -73,13 +72,9 @@ def test_equal_terms_of_other_weights_do_not_pair() -> None:
     assert links_between(P, other) == []
 
 
-def test_a_worker_is_lonely_if_it_has_peers_and_none_pairs() -> None:
+def test_workers_of_other_terms_are_strangers() -> None:
     fleet = Fleet()
     fleet.register(P)
-    assert lonely(P, fleet) == ""
     stranger = a_worker_of("d1", Role.DECODE, msgspec.structs.replace(TERMS, engine_version="2"))
-    fleet.register(stranger)
-    assert lonely(P, fleet) == "d1: vllm_nixl 0.32.0 and vllm_nixl 2 do not pair"
-    assert "do not pair" in lonely(stranger, fleet)
-    fleet.register(D)
-    assert lonely(P, fleet) == ""
+    assert strangers(D, fleet) == {}
+    assert strangers(stranger, fleet) == {P.worker: ["hand_off.engine_version ('2', '0.32.0')"]}

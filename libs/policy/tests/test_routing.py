@@ -12,7 +12,14 @@ from diptych_contracts.transfers import MAX_TRANSFER_BLOCKS
 from diptych_policy.fleet import Fleet
 from diptych_policy.ordering import order_key
 from diptych_policy.prefixes import PromptBlocks
-from diptych_policy.routing import Demand, Unplaced, choose, links_between
+from diptych_policy.routing import (
+    Demand,
+    Unplaced,
+    choose,
+    differing_fields,
+    links_between,
+    strangers,
+)
 from diptych_testkit.builders import MODEL, a_load, a_worker
 
 
@@ -64,6 +71,22 @@ def test_workers_that_cannot_share_kv_are_not_paired() -> None:
     for prefill in (other_model, other_host):
         placed = choose(demand(), a_fleet(prefill, D1))
         assert placed == Assignment(mode=Mode.LOCAL, decode=D1.worker)
+
+
+def test_workers_that_cannot_share_kv_are_told_in_what_they_differ() -> None:
+    layout = msgspec.structs.replace(P1.layout, block_tokens=16, tp=2)
+    split = msgspec.structs.replace(P1, layout=layout)
+    expected = [
+        f"layout.block_tokens (16, {D1.layout.block_tokens})",
+        "layout.tp (2, 1)",
+    ]
+    assert differing_fields(split, D1) == expected
+    assert differing_fields(P1, D1) == []
+    assert strangers(split, a_fleet(D1, P2)) == {D1.worker: expected}
+    assert strangers(P1, a_fleet(D1)) == {}
+    placed = choose(demand(forced=Forced(mode=Mode.REMOTE)), a_fleet(split, D1))
+    assert isinstance(placed, Unplaced)
+    assert placed.reason.endswith(f"their KV differs in {', '.join(expected)}")
 
 
 def over(worker: WorkerRegistration, *kinds: str, host: str = "host-1") -> WorkerRegistration:

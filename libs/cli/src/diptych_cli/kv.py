@@ -13,6 +13,7 @@ from diptych_cli.joining import joined
 from diptych_cli.presence import StackFile
 from diptych_cli.tables import blank, console
 from diptych_contracts import subjects
+from diptych_contracts.codecs import RAW
 from diptych_contracts.control import KvAsk, KvSnapshot, KvTransfer
 from diptych_contracts.errors import BusAway
 from diptych_contracts.fleet import WorkerRegistration
@@ -108,9 +109,16 @@ def row(transfer: KvTransfer) -> tuple[str, ...]:
         f"{request[:_SHOWN_ID]}.{attempt}",
         transfer.state,
         transfer.writer,
-        f"{transfer.link}, TLS" if transfer.tls else transfer.link,
+        _way(transfer),
         "" if over else f"{transfer.age_ms / 1000:.1f} s",
         "" if over else f"{max(0, transfer.left_ms) / 1000:.1f} s",
         f"{transfer.n_bytes:,}",
         transfer.reason,
     )
+
+
+def _way(transfer: KvTransfer) -> str:
+    """Its link, and what its bytes went through."""
+    through = ("TLS" if transfer.tls else "", "sealed" if transfer.sealed else "")
+    codec = "" if transfer.codec == RAW else transfer.codec
+    return ", ".join(part for part in (transfer.link, *through, codec) if part)

@@ -25,6 +25,15 @@ class KvLayout(Message, frozen=True, kw_only=True, tag="kv_layout.1"):
     """Size of a full block; the last block of a prompt may be shorter. 0: blocks never pass through
     slots, since the engine moves KV itself, or does not move it."""
     dtype: str
+    version: int = 1
+    """Of what these fields mean."""
+    layers: int = 0
+    """0, here and below: the layout's own secret, to be moved as it is or not at all."""
+    kv_heads: int = 0
+    """Of the whole model, whatever its split."""
+    head_dim: int = 0
+    tp: int = 1
+    """Over how many ranks the heads are split; a block is one rank's share."""
 
     def blocks(self, tokens: int) -> int:
         """How many slots the KV of `tokens` tokens takes."""

@@ -52,6 +52,10 @@ class KvTransfer(Message, frozen=True, kw_only=True, tag="kv_transfer.1"):
     link: str = ""
     tls: bool = False
     """Whether its bytes cross encrypted, between two processes that know each other."""
+    sealed: bool = False
+    """Whether each block is sealed with a key of its transfer's own."""
+    codec: str = ""
+    """How its blocks are encoded; empty: not known any more."""
     age_ms: int = 0
     """Since its ticket was given."""
     left_ms: int = 0

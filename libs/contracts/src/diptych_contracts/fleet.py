@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.codecs import RAW
 from diptych_contracts.handoffs import HandOffTerms
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import PriorityClass
@@ -56,6 +57,8 @@ class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registr
     """Its machine and memory namespace: workers that have it in common can share memory."""
     hand_off: HandOffTerms | None = None
     """How its engine moves KV itself; None: over `endpoints`."""
+    codecs: tuple[str, ...] = (RAW,)
+    """How blocks written to it may be encoded."""
     cap_min_w: float = 0.0
     """The lowest power cap its device takes."""
     cap_default_w: float = 0.0

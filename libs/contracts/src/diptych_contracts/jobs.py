@@ -60,6 +60,10 @@ class BlockDigest(Message, frozen=True, kw_only=True, tag="block_digest.1"):
     n_bytes: int
     checksum: int
     """xxh3-64 of the block's bytes."""
+    raw_bytes: int = 0
+    """What they become when decoded; 0: they are not encoded."""
+    seal: bytes = b""
+    """Nonce and tag, where the block is sealed (AES-256-GCM)."""
 
 
 class DecodeJob(Message, frozen=True, kw_only=True, tag="decode_job.1"):

@@ -1,6 +1,7 @@
 """The hand-off's control messages. KV bytes never travel here: they cross a KV link."""
 
 from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.codecs import RAW
 from diptych_contracts.handoffs import HandOffTerms
 from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import Generation, RefusalReason
@@ -8,7 +9,8 @@ from diptych_contracts.tickets import TicketSeal
 from diptych_contracts.wire import Message
 
 MAX_TRANSFER_BLOCKS = 32_768
-"""A ticket names a slot, a job a digest for each block, in 60 bytes: 2 MB of a message's 3.9."""
+"""A ticket names a slot, a job a digest for each block, in 60 bytes, 110 where the block is sealed
+and encoded: 3.6 MB of a message's 3.9."""
 
 
 class LinkEndpoint(Message, frozen=True, kw_only=True, tag="link_endpoint.1"):
@@ -43,6 +45,10 @@ class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
     """Where the engines move KV themselves: how. The ticket then names no slots."""
     agent: bytes = b""
     """Its NIXL agent's name and metadata, for links of that kind: how it can be asked."""
+    codec: str = RAW
+    """How the writer would encode its blocks; the ticket says whether it may."""
+    seals: bool = False
+    """Whether the writer can seal its blocks under a ticket's key."""
 
 
 class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):
@@ -63,6 +69,10 @@ class Ticket(Message, frozen=True, kw_only=True, tag="ticket.1"):
     lease_ms: int
     seal: TicketSeal | None = None
     """To be shown with what is written, and with the job."""
+    codec: str = RAW
+    """How its blocks are encoded: as was asked, or not at all."""
+    sealing_key: bytes = b""
+    """AES-256 key of this transfer alone; empty: its blocks are not sealed."""
 
 
 class ReserveRefused(Message, frozen=True, kw_only=True, tag="reserve_refused.1"):

@@ -11,7 +11,7 @@ import msgspec
 
 from diptych_contracts.errors import Permanent
 
-HIDDEN = frozenset({"secret", "voice"})
+HIDDEN = frozenset({"secret", "voice", "sealing_key"})
 """Fields whose values are shown nowhere: not in a log, an assertion or `diptych tap`."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -1,8 +1,10 @@
 """Whether a writer's KV is of the kind a reader can use, and an answer is one to the question."""
 
 from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.codecs import RAW
 from diptych_contracts.errors import Incompatible
 from diptych_contracts.transfers import Reserve, Ticket
+from diptych_kvlink.block_seal import KEY_BYTES
 
 
 def check_layout(ours: KvLayout, theirs: KvLayout) -> None:
@@ -34,6 +36,11 @@ def check_ticket(ticket: Ticket, request: Reserve, *, tokens: int) -> None:
         raise Incompatible(
             f"{ticket.transfer_id}: expected slots of {request.layout.slot_bytes} bytes, "
             f"got {endpoint.slot_bytes}"
+        )
+    if ticket.codec not in (request.codec, RAW) or len(ticket.sealing_key) not in (0, KEY_BYTES):
+        raise Incompatible(
+            f"{ticket.transfer_id}: expected codec {request.codec} or {RAW} and a key of "
+            f"{KEY_BYTES} bytes or none, got {ticket.codec} and {len(ticket.sealing_key)} bytes"
         )
     if any(not 0 <= ref.slot < endpoint.slots for ref in ticket.slots):
         raise Incompatible(f"{ticket.transfer_id}: a slot that none of {endpoint.slots} is")

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from diptych_contracts.errors import Unverified
-from diptych_contracts.jobs import DecodeJob
+from diptych_contracts.jobs import BlockDigest, DecodeJob
 from diptych_contracts.tickets import TicketFault
 from diptych_kvlink.held_slots import HeldSlots
 from diptych_kvlink.ledger import State, Transfer, TransferLedger
+from diptych_kvlink.packing import Packing
 from diptych_kvlink.reserving import Terms
 from diptych_kvlink.sealing import BadTicket, TicketOffice
 from diptych_kvlink.verifying import block_spans, check_bytes, check_context, check_shape
@@ -14,7 +15,7 @@ from diptych_kvlink.verifying import block_spans, check_bytes, check_context, ch
 
 @dataclass(frozen=True, slots=True)
 class IncomingBlock:
-    """Verified KV of positions [p0, p1).
+    """Verified KV of positions [p0, p1): the bytes that came, encoded and sealed as they are.
 
     `data` is read-only and valid until `release`, which notices a pointer still held on it (cffi)
     but not a numpy array: release only after the engine has imported it or given it up.
@@ -23,6 +24,21 @@ class IncomingBlock:
     p0: int
     p1: int
     data: memoryview
+    digest: BlockDigest
+    packing: Packing
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether `data` is the block itself."""
+        return self.packing.is_plain
+
+    def unpacked(self) -> memoryview:
+        """The block itself, opened and decoded in memory of its own; takes milliseconds.
+
+        Raises:
+            Unverified: it is not what its ticket allows; nothing may be decoded from it.
+        """
+        return self.packing.unpack(self.data, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +66,12 @@ class Claims:
         transfer.advance(State.VERIFIED, deadline_s=deadline_s)
         transfer.writer_may_write = False  # It handed over: that is its word.
         spans = block_spans(tokens, self.terms.layout)
+        packing = Packing(
+            transfer.transfer_id, self.terms.layout, transfer.codec, transfer.sealing_key
+        )
         return tuple(
-            IncomingBlock(p0=p0, p1=p1, data=view)
-            for (p0, p1), view in zip(spans, views, strict=True)
+            IncomingBlock(p0=p0, p1=p1, data=view, digest=digest, packing=packing)
+            for (p0, p1), view, digest in zip(spans, views, job.blocks, strict=True)
         )
 
     def _claimable(self, job: DecodeJob, now_s: float) -> Transfer:

@@ -62,7 +62,7 @@ class IncomingTransfers:
         links: LinkSettings = DEFAULT_LINKS,
         fingerprint: Fingerprint | None = None,
     ) -> None:
-        self._terms = Terms(layout, fingerprint, lease_s)
+        self._terms = Terms(layout, fingerprint, lease_s, links.codecs, links.seal)
         self._office = TicketOffice(links.clock)
         self._tally = Tally()
         self._ledger = TransferLedger()
@@ -109,6 +109,7 @@ class IncomingTransfers:
         """
         target = self._held.target(request.link)
         self._terms.check(request, tokens)
+        self._terms.check_sealing(request, tls=bool(target.endpoint.certificate))
         transfer = self._ledger.get(request.transfer_id)
         if transfer is None or not transfer.is_open:
             transfer = self._open(request, tokens, now_s, target)
@@ -117,6 +118,7 @@ class IncomingTransfers:
         elif not self._held.is_open_on(transfer, target):
             target.expect(request.prefill_worker, request.certificate, request.agent)
             self._held.move(transfer, target)
+            self._terms.agree(transfer, request, tls=transfer.tls)
         granted_s = self._terms.granted_s(request)
         transfer.renew(now_s + granted_s)
         return self._ticket(transfer, request, lease_ms=int(granted_s * 1000))
@@ -225,6 +227,7 @@ class IncomingTransfers:
         refs = self._held.pool.take(blocks)
         self._ledger.add(transfer)
         self._held.give(transfer, refs, target)
+        self._terms.agree(transfer, request, tls=transfer.tls)
         return transfer
 
     def _ticket(self, transfer: Transfer, request: Reserve, *, lease_ms: int) -> Ticket:
@@ -244,6 +247,8 @@ class IncomingTransfers:
             layout=layout,
             lease_ms=lease_ms,
             seal=seal,
+            codec=transfer.codec,
+            sealing_key=transfer.sealing_key,
         )
 
     def _bury_dead_writers(self) -> list[Transfer]:

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
+from diptych_contracts.codecs import RAW
 from diptych_contracts.ids import Incarnation, TransferId
 
 
@@ -64,6 +65,10 @@ class Transfer:
     """Whether that is encrypted."""
     certificate: bytes = b""
     """Of its writer: whoever repeats its `Reserve` must name it too."""
+    codec: str = RAW
+    """How its blocks are encoded."""
+    sealing_key: bytes = field(default=b"", repr=False)
+    """What they are sealed with; empty: nothing."""
     slots_digest: bytes = b""
     """What the seal of its ticket says of its slots (`sealing`)."""
     n_bytes: int = 0
@@ -135,6 +140,8 @@ class Over:
     link: str
     n_bytes: int
     tls: bool = False
+    sealed: bool = False
+    codec: str = RAW
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}"
@@ -207,4 +214,6 @@ def _over(transfer: Transfer) -> Over:
         transfer.link,
         transfer.n_bytes,
         transfer.tls,
+        bool(transfer.sealing_key),
+        transfer.codec,
     )

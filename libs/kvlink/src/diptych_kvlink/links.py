@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from diptych_contracts.codecs import RAW
 from diptych_contracts.errors import Incompatible, Permanent
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint
@@ -79,6 +80,10 @@ class LinkSettings:
     """tcp, nixl: a peer silent for so long in the middle of something is hung."""
     clock: Callable[[], float] = time.monotonic
     """Monotonic seconds: by it tickets end."""
+    codecs: tuple[str, ...] = (RAW,)
+    """How blocks may be encoded; others are written and taken as they are."""
+    seal: bool = False
+    """Whether blocks are sealed with a key of their transfer's own where a link has no TLS."""
     adapter: LinkAdapter | None = None
     """What opens the links, if not this module."""
 

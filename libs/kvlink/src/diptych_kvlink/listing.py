@@ -14,6 +14,8 @@ def held(transfer: Transfer, now_s: float) -> KvTransfer:
         writer=transfer.writer or "",
         link=transfer.link,
         tls=transfer.tls,
+        sealed=bool(transfer.sealing_key),
+        codec=transfer.codec,
         age_ms=round((now_s - transfer.opened_s) * 1000),
         left_ms=round(left_s * 1000),
         n_bytes=transfer.n_bytes,
@@ -29,6 +31,8 @@ def over(transfer_id: TransferId, how: Over) -> KvTransfer:
         writer=how.writer or "",
         link=how.link,
         tls=how.tls,
+        sealed=how.sealed,
+        codec=how.codec,
         n_bytes=how.n_bytes,
         reason=how.reason,
     )

@@ -4,6 +4,10 @@ Structurally an engine's `BlockSink`. Three threads meet here: the engine's call
 `written` and must never wait or fail because of a peer; the link's sends and computes checksums
 while the engine computes the next chunk; the event loop's waits in `digests`, and closes.
 
+Encoding and sealing (`packing`), where the ticket says so, are the link's thread's work too: while
+it writes into a buffer, `close` says so. What is to be sealed is exported into private memory
+first, so that a slot others can read never holds it in the clear.
+
 Blocks that become final while the link is busy go out together, in one batch: many small ones cost
 one exchange, and a big one waits for nobody. What waits is bounded by the ticket's slots.
 
@@ -18,16 +22,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 
 from diptych_contracts.errors import DiptychError, Expired, Refused, Unverified
 from diptych_contracts.ids import TransferId
 from diptych_contracts.jobs import BlockDigest, RefusalReason
 from diptych_contracts.tickets import TicketSeal
-from diptych_contracts.transfers import Ticket
+from diptych_contracts.transfers import SlotRef, Ticket
 from diptych_contracts.wire import encode
 from diptych_kvlink.ledger import State, Transfer
+from diptych_kvlink.packing import Packed, Packing
 from diptych_kvlink.port import LinkWriter
-from diptych_kvlink.verifying import checksum
 
 _BATCH_BLOCKS = 256
 _BATCH_BYTES = 16_000_000
@@ -59,6 +64,7 @@ class OutgoingTransfer:
     ) -> None:
         self._ticket, self._shown = ticket, _shown(ticket)
         self._salt = salt
+        self._packing = Packing.of(ticket)
         self._link = link
         self._thread = thread
         self._clock = clock
@@ -68,10 +74,15 @@ class OutgoingTransfer:
         )
         self._lock = threading.Lock()
         self._views: dict[int, memoryview] = {}
+        self._private: dict[int, memoryview] = {}
+        self._held: set[int] = set()
+        """Buffers the link's thread may be writing into."""
         self._waiting: deque[tuple[int, memoryview]] = deque()
         self._sending = False
         self._opened_s = 0.0
         self._moving_s = 0.0
+        self._packing_s = 0.0
+        self._sending_s = 0.0
         self._digests: dict[int, BlockDigest] = {}
         self._failure: DiptychError | None = None
         self._scratch: bytearray | None = None
@@ -96,6 +107,32 @@ class OutgoingTransfer:
     def encrypted(self) -> bool:
         """Whether its bytes cross through TLS."""
         return bool(self._ticket.endpoint.certificate)
+
+    @property
+    def sealed(self) -> bool:
+        """Whether each block is sealed with the ticket's key."""
+        return bool(self._ticket.sealing_key)
+
+    @property
+    def codec(self) -> str:
+        """How its blocks are encoded."""
+        return self._ticket.codec
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of the blocks that are final, before they were encoded."""
+        with self._lock:
+            return sum(one.raw_bytes or one.n_bytes for one in self._digests.values())
+
+    @property
+    def packing_s(self) -> float:
+        """Seconds the link's thread spent on encoding and sealing."""
+        return self._packing_s
+
+    @property
+    def sending_s(self) -> float:
+        """Seconds it spent on sending, and on waiting until what it sent had arrived."""
+        return self._sending_s
 
     @property
     def bytes_written(self) -> int:
@@ -148,7 +185,7 @@ class OutgoingTransfer:
                 self._fail(Unverified(f"{self.transfer_id}: block {index} of {n_bytes} bytes"))
                 return
             self._moving_s += self._clock() - self._opened_s
-            self._waiting.append((index, view[:n_bytes].toreadonly()))
+            self._waiting.append((index, self._private.pop(index, view)[:n_bytes]))
             if not self._sending:
                 self._submit()
 
@@ -184,6 +221,7 @@ class OutgoingTransfer:
         with self._lock:
             self._fail(Refused(RefusalReason.CANCELLED, f"{self.transfer_id} was closed"))
             self._transfer.end(State.RELEASED, "closed")
+            self._private.clear()
             for index in tuple(self._views):
                 self._let_go(index)
             self._transfer.writer_may_write = bool(self._views)
@@ -201,7 +239,11 @@ class OutgoingTransfer:
             self._views[index] = self._link.buffer(self._ticket.slots[index])
         if self._transfer.state is State.RESERVED:
             self._transfer.advance(State.WRITING, deadline_s=self._transfer.deadline_s)
-        return self._views[index]
+        if not self._packing.sealing_key:
+            return self._views[index]
+        if index not in self._private:
+            self._private[index] = memoryview(bytearray(len(self._views[index])))
+        return self._private[index]
 
     def _submit(self) -> None:
         try:
@@ -214,6 +256,8 @@ class OutgoingTransfer:
         """Send one batch of what waits; on the link's thread, where transfers take turns."""
         with self._lock:
             batch = self._take_batch()
+            if not self._packing.is_plain:
+                self._held.update(index for index, _ in batch)
         digests: list[BlockDigest] = []
         began_s = self._clock()
         try:
@@ -228,6 +272,7 @@ class OutgoingTransfer:
                 data.release()
         with self._lock:
             self._moving_s += self._clock() - began_s
+            self._held.clear()
             self._arrived(digests)
             self._sending = False
             if self._waiting:
@@ -243,14 +288,32 @@ class OutgoingTransfer:
             batch.append(self._waiting.popleft())
         return batch
 
+    def _pack(self, index: int, data: memoryview) -> Packed:
+        packed = self._packing.pack(index, data)
+        if not packed.seal:
+            return packed
+        target = self._views[index][: len(packed.data)]  # `_held` keeps it.
+        target[:] = packed.data
+        return replace(packed, data=target)
+
     def _seal(self, batch: list[tuple[int, memoryview]]) -> list[BlockDigest]:
-        blocks = [(self._ticket.slots[index], data) for index, data in batch]
-        self._link.send(blocks, self._shown)
-        digests = [
-            BlockDigest(index=index, n_bytes=len(data), checksum=checksum(data, self._salt))
-            for index, data in batch
-        ]
-        self._link.confirm()
+        began_s = self._clock()
+        packed: list[Packed] = []
+        blocks: list[tuple[SlotRef, memoryview]] = []
+        try:
+            packed += (self._pack(index, data) for index, data in batch)
+            packed_s = self._clock()
+            blocks += ((self._ticket.slots[one.index], one.data.toreadonly()) for one in packed)
+            self._link.send(blocks, self._shown)
+            digests = [one.digest(self._salt) for one in packed]
+            self._link.confirm()
+        finally:
+            for _, sent in blocks:
+                sent.release()
+            for one in packed:
+                one.data.release()
+        self._packing_s += packed_s - began_s
+        self._sending_s += self._clock() - packed_s
         return digests
 
     def _arrived(self, digests: list[BlockDigest]) -> None:
@@ -264,7 +327,7 @@ class OutgoingTransfer:
     def _let_go(self, index: int) -> None:
         """Take a buffer back, unless an export still has a pointer on it, or the link reads it."""
         view = self._views.get(index)
-        if view is None or self._link.is_sending(self._ticket.slots[index]):
+        if view is None or index in self._held or self._link.is_sending(self._ticket.slots[index]):
             return
         try:
             view.release()

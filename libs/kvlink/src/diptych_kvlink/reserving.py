@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.codecs import RAW
 from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.jobs import Generation, RefusalReason
 from diptych_contracts.transfers import Reserve
 from diptych_kvlink.agreement import check_fingerprint, check_layout
+from diptych_kvlink.block_seal import new_key
 from diptych_kvlink.ledger import State, Transfer
 from diptych_kvlink.verifying import Mismatch, context_salt, ticket_id
 
@@ -19,11 +21,15 @@ class Terms:
         layout: Of KV.
         fingerprint: Of the model; None leaves that check to the caller.
         lease_s: Of each open state of a ticket.
+        codecs: How blocks may be encoded.
+        seal: Whether they are sealed where a link has no TLS.
     """
 
     layout: KvLayout
     fingerprint: Fingerprint | None
     lease_s: float
+    codecs: tuple[str, ...] = (RAW,)
+    seal: bool = False
 
     def check(self, request: Reserve, tokens: int) -> None:
         """Raise unless KV as `request` names it could be taken.
@@ -67,6 +73,22 @@ class Terms:
             n_bytes=blocks * self.layout.slot_bytes,
             opened_s=now_s,
         )
+
+    def agree(self, transfer: Transfer, request: Reserve, *, tls: bool) -> None:
+        """Settle how the blocks of `transfer` travel over the link it is open on.
+
+        A key is for one link only, so that no block is ever sealed twice under one.
+        """
+        transfer.codec = request.codec if request.codec in self.codecs else RAW
+        transfer.sealing_key = new_key() if self.seal and not tls else b""
+
+    def check_sealing(self, request: Reserve, *, tls: bool) -> None:
+        """Raise `Refused` (`unsupported`) if blocks must be sealed and its writer cannot."""
+        if self.seal and not tls and not request.seals:
+            raise Refused(
+                RefusalReason.UNSUPPORTED,
+                f"{request.prefill_worker} seals no blocks; over {request.link} they must be",
+            )
 
     def is_repeat(self, transfer: Transfer, request: Reserve, tokens: int) -> bool:
         """Whether `request` asks for `transfer`, which is still to be written, once more."""

@@ -13,9 +13,12 @@ from enum import StrEnum
 import xxhash
 
 from diptych_contracts.cards import KvLayout
+from diptych_contracts.codecs import RAW
 from diptych_contracts.errors import Incompatible, Unverified
 from diptych_contracts.ids import TransferId, transfer_id
 from diptych_contracts.jobs import BlockDigest, Generation
+from diptych_kvlink.block_seal import BAD_SEAL
+from diptych_kvlink.codecs.entropy import BAD_CODE
 from diptych_kvlink.ledger import Transfer
 
 
@@ -28,6 +31,10 @@ class Mismatch(StrEnum):
     """Other blocks, or other lengths, than the ticket is for."""
     CONTEXT = "context"
     """The job is about another tenant, model or prompt than its ticket."""
+    CODE = BAD_CODE
+    """Encoded by no encoder of ours, or by another codec than agreed."""
+    SEAL = BAD_SEAL
+    """Sealed with another key, or altered since."""
 
 
 def context_salt(generation: Generation, model_base: str) -> int:
@@ -93,10 +100,13 @@ def check_shape(
         )
     for block, (p0, p1) in zip(blocks, spans, strict=True):
         least_bytes = layout.slot_bytes if p1 - p0 == layout.block_tokens else 1
-        if not least_bytes <= block.n_bytes <= layout.slot_bytes:
+        raw_bytes = block.raw_bytes or block.n_bytes
+        fits = least_bytes <= raw_bytes <= layout.slot_bytes and 0 < block.n_bytes <= raw_bytes
+        if not fits or (block.raw_bytes and transfer.codec == RAW):
             raise Unverified(
-                f"{transfer.transfer_id}: block {block.index} has {block.n_bytes} bytes, "
-                f"expected {least_bytes} to {layout.slot_bytes}",
+                f"{transfer.transfer_id}: block {block.index} has {block.n_bytes} bytes "
+                f"of {raw_bytes}, expected {least_bytes} to {layout.slot_bytes} "
+                f"by codec {transfer.codec}",
                 reason=Mismatch.BLOCKS,
             )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from diptych_contracts.errors import Incompatible
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint, Ticket
 from diptych_kvlink.link_identity import LinkIdentity
@@ -19,6 +20,7 @@ from diptych_kvlink.links import (
 )
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.port import LinkWriter
+from diptych_policy.codecs import CodecChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class WriterLinks:
         writer: This process: what its `Reserve` messages call `prefill_worker`.
         settings: Which links, and where.
         clock: Monotonic seconds.
+        codecs: How its blocks are encoded; None: not at all.
 
     Raises:
         Permanent: this process cannot announce itself.
@@ -47,8 +50,10 @@ class WriterLinks:
         *,
         settings: LinkSettings = DEFAULT_LINKS,
         clock: Callable[[], float] = time.monotonic,
+        codecs: CodecChoice | None = None,
     ) -> None:
         self.writer = writer
+        self.codecs = codecs or CodecChoice()
         self._settings = settings
         self._clock = clock
         self._identity = LinkIdentity()
@@ -85,6 +90,11 @@ class WriterLinks:
             Incompatible, LinkBroken: the link does not work; another one may.
         """
         self._given_up = [waits for waits in self._given_up if not waits.close()]
+        if self._settings.seal and not (ticket.endpoint.certificate or ticket.sealing_key):
+            raise Incompatible(
+                f"its reader takes KV over {ticket.endpoint.kind} unsealed; "
+                "sealing is required here"
+            )
         opened = self._opened(ticket.endpoint)
         if not opened.link.is_ready:
             await asyncio.wrap_future(opened.thread.submit(opened.link.connect))

@@ -69,6 +69,11 @@ class Fleet:
         else:
             worker.registration = registration
 
+    def offers(self, model: str) -> list[WorkerRegistration]:
+        """What every registered worker of `model` offers."""
+        known = (worker.registration for worker in self._workers.values())
+        return [offer for offer in known if offer.model == model]
+
     def unregister(self, worker: Incarnation) -> None:
         """A registration has expired or was taken back."""
         self._workers.pop(worker, None)
@@ -144,13 +149,6 @@ class Fleet:
         return not any(
             worker in kept for other, kept in self._kept_for.items() if other != request_id
         )
-
-    def peers(self, of: WorkerRegistration) -> Iterator[WorkerRegistration]:
-        """Registered workers of the same model in the other role, whether they beat or not."""
-        for worker in self._workers.values():
-            registration = worker.registration
-            if registration.model == of.model and registration.role is not of.role:
-                yield registration
 
     def usable(self, model: str, role: Role) -> Iterator[Worker]:
         """Workers that serve `model` in `role`, beat, and are not draining."""

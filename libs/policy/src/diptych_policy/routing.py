@@ -20,6 +20,7 @@ from diptych_contracts.handoffs import HandOffTerms
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import Assignment, Forced, Mode
 from diptych_contracts.transfers import MAX_TRANSFER_BLOCKS
+from diptych_contracts.wire import Message
 from diptych_policy.fleet import Fleet, Worker
 from diptych_policy.prefixes import PromptBlocks
 
@@ -68,6 +69,43 @@ class Unplaced:
     reason: str
 
 
+def differing_fields(prefill: WorkerRegistration, decode: WorkerRegistration) -> list[str]:
+    """In what the KV of two workers differs, so that it cannot be handed over; empty: in nothing.
+
+    Each with what either has: `layout.block_tokens (16, 64)`. Engines that move KV themselves bring
+    their layouts together; they must have the same terms.
+    """
+    pairs: list[tuple[str, Message, Message]] = [
+        ("fingerprint", prefill.fingerprint, decode.fingerprint)
+    ]
+    if prefill.hand_off is not None and decode.hand_off is not None:
+        pairs.append(("hand_off", prefill.hand_off, decode.hand_off))
+    elif prefill.hand_off is None and decode.hand_off is None:
+        pairs.append(("layout", prefill.layout, decode.layout))
+    else:
+        return [f"hand_off ({_told(prefill.hand_off)}, {_told(decode.hand_off)})"]
+    return [
+        f"{what}.{name} ({getattr(ours, name)!r}, {getattr(theirs, name)!r})"
+        for what, ours, theirs in pairs
+        if ours != theirs
+        for name in ours.__struct_fields__
+        if getattr(ours, name) != getattr(theirs, name)
+    ]
+
+
+def _told(terms: HandOffTerms | None) -> str:
+    return "over KV links" if terms is None else f"by {terms.kind}"
+
+
+def strangers(offer: WorkerRegistration, fleet: Fleet) -> dict[Incarnation, list[str]]:
+    """The registered workers that no KV can be handed to or taken from, and what differs."""
+    found = {}
+    for other in fleet.offers(offer.model):
+        if other.role is not offer.role and (fields := differing_fields(offer, other)):
+            found[other.worker] = fields
+    return found
+
+
 def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> list[str]:
     """KV links over which `prefill` can write into `decode`, fastest first.
 
@@ -75,7 +113,7 @@ def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> li
     further: shared memory always does, a listener on loopback too. Engines that move KV themselves
     have one link, `engine`, with their like.
     """
-    if obstacle(prefill, decode):
+    if differing_fields(prefill, decode):
         return []
     if decode.hand_off is not None:
         return [ENGINE_LINK]
@@ -85,33 +123,6 @@ def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> li
         for endpoint in decode.endpoints
         if endpoint.kind in spoken and endpoint.host in ("", prefill.host)
     ]
-
-
-def obstacle(prefill: WorkerRegistration, decode: WorkerRegistration) -> str:
-    """Why `prefill` can never hand over to `decode`, whatever links there are; empty: it can."""
-    ours, theirs = prefill.hand_off, decode.hand_off
-    if prefill.fingerprint != decode.fingerprint:
-        return f"weights {prefill.fingerprint.weights} and {decode.fingerprint.weights} differ"
-    if ours != theirs:
-        return f"{_told(ours)} and {_told(theirs)} do not pair"
-    if ours is None and prefill.layout != decode.layout:
-        return f"KV of {prefill.layout.engine_build} and {decode.layout.engine_build} differs"
-    return ""
-
-
-def lonely(worker: WorkerRegistration, fleet: Fleet) -> str:
-    """Why no worker of the other role can work with `worker`; empty: one can, or there is none."""
-    reasons = []
-    for peer in fleet.peers(worker):
-        prefill, decode = (worker, peer) if worker.role is Role.PREFILL else (peer, worker)
-        if not (reason := obstacle(prefill, decode)):
-            return ""
-        reasons.append(f"{peer.worker}: {reason}")
-    return reasons[0] if reasons else ""
-
-
-def _told(terms: HandOffTerms | None) -> str:
-    return "KV links" if terms is None else f"{terms.kind} {terms.engine_version}"
 
 
 def transferable_tokens(decode: WorkerRegistration, link: str) -> int:
@@ -186,7 +197,10 @@ def _remote(
 ) -> Assignment | Unplaced:
     pairs = _pairs(demand, prefills, decodes)
     if not pairs:
-        return Unplaced(_unpaired(demand, prefills, decodes))
+        return Unplaced(
+            f"no prefill worker can hand the KV of {demand.prompt_tokens} tokens to a decode worker"
+            f"{_why_apart(prefills, decodes)}"
+        )
     decode = _least_loaded(
         _open(demand, fleet, {decode.id: decode for _, decode, _ in pairs}.values()),
         demand.prompt_tokens + demand.answer_tokens,
@@ -219,14 +233,17 @@ def _remote(
     )
 
 
-def _unpaired(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> str:
-    """Why no two of them can work together: what a person has to change, if it is that."""
-    why = f"no prefill worker can hand the KV of {demand.prompt_tokens} tokens to a decode worker"
-    for prefill in prefills:
-        for decode in decodes:
-            if reason := obstacle(prefill.registration, decode.registration):
-                return f"{why}: {reason} ({prefill.id}, {decode.id})"
-    return why
+def _why_apart(prefills: list[Worker], decodes: list[Worker]) -> str:
+    """What differs, where that is what keeps every pair apart."""
+    fields = [
+        differing_fields(prefill.registration, decode.registration)
+        for prefill in prefills
+        for decode in decodes
+    ]
+    if not fields or not all(fields):
+        return ""
+    nearest = min(fields, key=lambda differing: len(differing))
+    return f": their KV differs in {', '.join(nearest)}"
 
 
 def _pairs(

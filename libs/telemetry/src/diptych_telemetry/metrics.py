@@ -144,6 +144,12 @@ class TransferMetrics:
             "Reservations, hand-offs, writes and connections a worker refused, by reason.",
             "reason",
         )
+        self.encoded = counter(
+            "kv_encoded_bytes_total", "KV handed over, before it was encoded.", "codec"
+        )
+        self.packing = counter(
+            "kv_packing_seconds_total", "Encoding and sealing of KV, and the way back.", "codec"
+        )
         self.slots = gauge("kv_transfer_slots", "Block slots in all.")
         self.slots_quarantined = gauge(
             "kv_transfer_slots_quarantined", "Slots of ended tickets that somebody may still touch."

@@ -9,6 +9,7 @@ import msgspec
 
 from diptych_chassis.member import Member
 from diptych_contracts.cards import GRAMMAR_PARAMETERS, ModelCard
+from diptych_contracts.codecs import RAW
 from diptych_contracts.errors import EngineGone, Permanent
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.sampling import Stopping
@@ -28,6 +29,7 @@ from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.links import LinkSettings
 from diptych_kvlink.lockfile import host_id
 from diptych_kvlink.writer_links import WriterLinks
+from diptych_policy.codecs import CodecChoice, check_setting
 from diptych_policy.job_admission import JobAdmission
 from diptych_power.sim import SimulatedDevice
 from diptych_telemetry import logger
@@ -192,7 +194,7 @@ async def run_worker(
     """Join engine and device to the bus and the KV links, and serve."""
     incoming, links = _links(member, settings, on)
     card = offered_card(card, on.engine.spec)
-    register = _register(member, role, card, on=on, endpoints=incoming.endpoints)
+    register = _register(member, settings, role, card=card, on=on, endpoints=incoming.endpoints)
     parts = _parts(member, settings, register, on=on, links=(incoming, links))
     worker = Worker(member, parts, drain_s=settings.drain_s)
     on.engine.start(parts.news.heard, paused=parts.news.unheard)
@@ -222,7 +224,8 @@ def offered_card(card: ModelCard, spec: EngineSpec) -> ModelCard:
 def _links(
     member: Member, settings: WorkerSettings, on: Equipment
 ) -> tuple[IncomingTransfers, WriterLinks]:
-    """Both ends of the KV links."""
+    """Both ends of the KV links. Raises `Permanent` for a codec nobody knows."""
+    check_setting(settings.kv_codec, settings.kv_codecs)
     link_settings = LinkSettings(
         kinds=settings.links if on.engine.spec.layout.slot_bytes else (),
         host=settings.kv_host,
@@ -230,6 +233,8 @@ def _links(
         tls=settings.kv_tls == "required",
         nixl_network=settings.kv_nixl,
         clock=member.now_s,
+        codecs=settings.kv_codecs,
+        seal=settings.kv_seal == "required",
         adapter=on.links,
     )
     incoming = IncomingTransfers(
@@ -240,14 +245,22 @@ def _links(
         links=link_settings,
         fingerprint=on.engine.spec.fingerprint,
     )
-    return incoming, WriterLinks(member.incarnation, settings=link_settings, clock=member.now_s)
+    codecs = CodecChoice(
+        settings.kv_codec,
+        settings.kv_codecs,
+        budget_s=settings.kv_codec_budget_s,
+        block=(on.engine.spec.layout.slot_bytes, on.engine.spec.layout.block_tokens),
+    )
+    me, now_s = member.incarnation, member.now_s
+    return incoming, WriterLinks(me, settings=link_settings, clock=now_s, codecs=codecs)
 
 
 def _register(
     member: Member,
+    settings: WorkerSettings,
     role: Role,
-    card: ModelCard,
     *,
+    card: ModelCard,
     on: Equipment,
     endpoints: tuple[LinkEndpoint, ...],
 ) -> Register:
@@ -266,6 +279,7 @@ def _register(
         kv_tokens=spec.kv_tokens,
         context_tokens=card.context_tokens,
         host=host_id(),
+        codecs=tuple(dict.fromkeys((RAW, *settings.kv_codecs))),
         cap_min_w=device.cap_min_w,
         cap_default_w=device.cap_default_w,
     )

@@ -134,6 +134,8 @@ class HandOver:
             lease_ms=job.first_token_ms + int(self._peer.within_s(job) * 1000) + LEASE_MARGIN_MS,
             certificate=self._links.certificate,
             agent=self._links.agent,
+            codec=self._links.codecs.codec(_way(link, job), context_tokens(generation)),
+            seals=True,
         )
 
     async def _hand_over(
@@ -151,6 +153,9 @@ class HandOver:
             n_bytes = sum(digest.n_bytes for digest in digests)
             span.set_attribute(names.LINK, transfer.kind)
             span.set_attribute(names.LINK_TLS, transfer.encrypted)
+            span.set_attribute(names.CODEC, transfer.codec)
+            span.set_attribute(names.SEALED, transfer.sealed)
+            span.set_attribute(names.RAW_BYTES, transfer.raw_bytes)
             span.set_attribute(names.TRANSFER_BYTES, n_bytes)
             span.set_attribute(names.TRANSFER_BLOCKS, len(digests))
             decode = DecodeJob(
@@ -177,6 +182,13 @@ class HandOver:
             moving_s=transfer.moving_s,
             took_s=self._now_s() - ended_s,
         )
+        self._metrics.packed(transfer.codec, transfer.raw_bytes, transfer.packing_s)
+        self._links.codecs.crossed(_way(transfer.kind, job), n_bytes, transfer.sending_s)
+
+
+def _way(link: str, job: PrefillJob) -> str:
+    """Which link, and to whom: as fast as it has been."""
+    return f"{link} {job.decode_worker}"
 
 
 def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> SequenceWork:

@@ -99,6 +99,15 @@ class WorkerMetrics:
         self._orphans = total
         self._transfers.pinned_orphans.set(pinned)
 
+    def packed(self, codec: str, raw_bytes: int, took_s: float) -> None:
+        """KV of `raw_bytes` was encoded, sealed and handed over."""
+        self._transfers.encoded.labels(codec).inc(raw_bytes)
+        self._transfers.packing.labels(codec).inc(took_s)
+
+    def unpacked(self, codec: str, took_s: float) -> None:
+        """KV was opened and decoded."""
+        self._transfers.packing.labels(codec).inc(took_s)
+
     def transfer_slots(self, *, total: int, quarantined: int) -> None:
         """The room for KV on its way here."""
         self._transfers.slots.set(total)

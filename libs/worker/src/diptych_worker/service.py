@@ -1,6 +1,7 @@
 """The shell both workers share: jobs in, journal entries out."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -37,7 +38,8 @@ from diptych_contracts.jobs import (
 )
 from diptych_contracts.orders import Signed
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
-from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey
+from diptych_engine.port import Engine, Phase, SequenceKey
+from diptych_kvlink.claiming import IncomingBlock
 from diptych_kvlink.sealing import BadTicket
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_policy.overtaken import Rounds
@@ -180,7 +182,7 @@ class Worker:
             self._start(job, blocks, verified_s=self._member.now_s() - began_s)
         return JobAccepted(request_id=key.request_id, attempt=key.attempt, duplicate=duplicate)
 
-    def _seat(self, job: Job, key: SequenceKey) -> tuple[bool, list[KvBlock]]:
+    def _seat(self, job: Job, key: SequenceKey) -> tuple[bool, Sequence[IncomingBlock]]:
         """Whether the job is a duplicate, and its verified blocks. Raises if it is refused."""
         if key in self._attempts:
             return True, []
@@ -205,7 +207,7 @@ class Worker:
         for attempt in admitted.stale:
             self._tasks.create_task(self._stop(SequenceKey(key.request_id, attempt)))
 
-    def _start(self, job: Job, blocks: list[KvBlock], *, verified_s: float) -> None:
+    def _start(self, job: Job, blocks: Sequence[IncomingBlock], *, verified_s: float) -> None:
         now_s = self._member.now_s()
         attempt = Attempt(
             job=job,
@@ -220,14 +222,15 @@ class Worker:
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))
         attempt.task.add_done_callback(lambda _task: self._leave(attempt, job))
 
-    async def _run(self, attempt: Attempt, job: Job, blocks: list[KvBlock]) -> None:
+    async def _run(self, attempt: Attempt, job: Job, blocks: Sequence[IncomingBlock]) -> None:
         """One attempt from its acceptance to the moment the engine has nothing of it."""
         try:
             attempt.prompt_ids = await self._prompts.ids(job.generation)
             if isinstance(job, PrefillJob):
                 await self._hand_over.run(attempt, job)
             else:
-                await self._decoding.run(attempt, job, blocks)
+                unpacked = await self._take_over.unpacked(blocks)
+                await self._decoding.run(attempt, job, unpacked)
         except DiptychError as err:
             self._news.fail(attempt, err)
 

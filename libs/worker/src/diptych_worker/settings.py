@@ -71,6 +71,17 @@ class WorkerSettings(ServiceSettings):
     kv_tls: Literal["required", "off"] = "required"
     """Whether KV crosses tcp through mutual TLS 1.3 and not otherwise; `off` is for networks that
     nobody else reaches, and goes with a `kv_host` that is no wildcard."""
+    kv_codec: str = "raw"
+    """How KV leaves this worker: `raw`, `zstd` (lossless), `int8`, `fp8`, `delta` (these three give
+    back nearly what was computed), or `auto`: what loses least of `kv_codecs` and is in time. The
+    other worker must list it, else its KV goes as it is."""
+    kv_codecs: tuple[str, ...] = ("raw", "zstd")
+    """How KV may come here, and leave here under `auto`."""
+    kv_codec_budget_s: float = 0.05
+    """`auto`: what of the first token's time a hand-off may take before KV is encoded for it."""
+    kv_seal: Literal["off", "required"] = "off"
+    """Whether blocks are sealed (AES-256-GCM, a key for each transfer) over links without TLS:
+    shared memory, RDMA. Required by one, it is done; a worker that cannot is refused."""
     drain_s: float = 60.0
     device_watts: float = 300.0
     """Board power of the simulated device."""

@@ -1,6 +1,7 @@
 """The decode side of a hand-off: give tickets, verify, take blocks over."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
 from diptych_contracts.cards import Fingerprint
 from diptych_contracts.control import KvAsk, KvSnapshot
@@ -17,6 +18,7 @@ from diptych_contracts.transfers import (
 )
 from diptych_engine.port import KvBlock
 from diptych_kvlink.agreement import check_fingerprint
+from diptych_kvlink.claiming import IncomingBlock
 from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.sealing import BadTicket
 from diptych_policy.job_admission import JobAdmission, NotAdmitted
@@ -153,8 +155,8 @@ class TakeOver:
             f"({self.slots_quarantined} in quarantine)"
         )
 
-    def claim(self, job: DecodeJob) -> list[KvBlock]:
-        """The blocks of `job`, verified.
+    def claim(self, job: DecodeJob) -> Sequence[IncomingBlock]:
+        """The blocks of `job`, verified, as they came.
 
         Raises:
             Refused: it shows no ticket that counts here (`BadTicket` says why), or hands over what
@@ -182,7 +184,25 @@ class TakeOver:
                     self.forget(job.transfer_id)  # else its holder may still come
                 raise
         del self._promised[job.transfer_id]
-        return [KvBlock(p0=block.p0, p1=block.p1, data=block.data) for block in blocks]
+        return blocks
+
+    async def unpacked(self, blocks: Sequence[IncomingBlock]) -> list[KvBlock]:
+        """What an engine imports: claimed blocks, opened and decoded off the event loop.
+
+        Raises:
+            Unverified: one is not what its ticket allows; nothing may be decoded from them.
+        """
+        if all(block.is_plain for block in blocks):
+            return [KvBlock(p0=block.p0, p1=block.p1, data=block.data) for block in blocks]
+        began_s = self._now_s()
+        try:
+            found = await asyncio.to_thread(lambda: [_unpacked(block) for block in blocks])
+        except Unverified as err:
+            self._metrics.kv_refused(err.reason)
+            log.warning("kv_refused", reason=err.reason, error=str(err))
+            raise
+        self._metrics.unpacked(blocks[0].packing.codec, self._now_s() - began_s)
+        return found
 
     def imported(self, transfer_id: TransferId) -> None:
         """The engine needs a claimed ticket's blocks no more."""
@@ -221,3 +241,7 @@ class TakeOver:
         self.forget(transfer_id)
         if seated:
             self._admission.unseat(*key)
+
+
+def _unpacked(block: IncomingBlock) -> KvBlock:
+    return KvBlock(p0=block.p0, p1=block.p1, data=block.unpacked())

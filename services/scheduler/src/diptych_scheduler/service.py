@@ -32,7 +32,7 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.liveness import Liveness
 from diptych_policy.recovery import Ledger
-from diptych_policy.routing import lonely
+from diptych_policy.routing import strangers
 from diptych_scheduler.cached_blocks import CachedBlocks
 from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
@@ -200,13 +200,16 @@ class Scheduler:
             self._liveness.left(worker, now_s=self._member.now_s())
             self._fleet.lost(worker)
         else:
-            is_new = not self._fleet.registered(change.value.worker)
+            self._tell_strangers(change.value)
             self._fleet.register(change.value)
-            if is_new and (reason := lonely(change.value, self._fleet)):
-                # What it is there for it cannot do: answers come from one worker each.
-                log.warning("worker_unpaired", worker_id=change.value.worker, reason=reason)
             self._cached.registered(change.value.worker)
             self.tell(Ticked())
+
+    def _tell_strangers(self, offer: WorkerRegistration) -> None:
+        """Say of a new worker with whom it cannot share KV, and why: else nobody would notice."""
+        if not self._fleet.registered(offer.worker):
+            for other, fields in strangers(offer, self._fleet).items():
+                log.warning("kv_incompatible", worker=offer.worker, other=other, fields=fields)
 
     def _on_record(self, change: Kept[RequestRecord] | Gone) -> None:
         if isinstance(change, Gone):

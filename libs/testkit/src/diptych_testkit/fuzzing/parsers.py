@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from diptych_testkit.fuzzing import (
     bus_parsers,
+    codec_parsers,
     gguf_parsers,
     http_parsers,
     kv_parsers,
@@ -14,6 +15,14 @@ from diptych_testkit.fuzzing.cases import Parser
 
 PARSERS: Mapping[str, Parser] = {
     parser.name: parser
-    for room in (http_parsers, bus_parsers, kv_parsers, kv_wire_parsers, gguf_parsers, text_parsers)
+    for room in (
+        http_parsers,
+        bus_parsers,
+        kv_parsers,
+        kv_wire_parsers,
+        codec_parsers,
+        gguf_parsers,
+        text_parsers,
+    )
     for parser in room.parsers()
 }
