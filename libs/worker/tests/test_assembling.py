@@ -22,5 +22,10 @@ def test_the_simulated_engine_takes_any_context_that_its_cells_hold(
 def test_a_model_takes_what_it_was_trained_for(engine: str, expected: int, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(path)
-    settings = WorkerSettings(engine=engine, model_path=path, context_tokens=10_000)  # type: ignore[arg-type]
+    settings = WorkerSettings(engine=engine, model_path=path, context_tokens=10_000)
     assert read_card(settings).context_tokens == expected
+
+
+def test_an_engine_is_one_of_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"engine: expected one of llamacpp, sim.* got 'lamacpp'"):
+        WorkerSettings(engine="lamacpp")

@@ -2,6 +2,15 @@
 
 from diptych_contracts.wire import Message
 
+PARAMETERS = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "logprobs", "top_logprobs"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop", "ignore_eos"),
+    *("response_format", "tool_choice"),
+)
+"""What an engine may be unable to obey, as chat completions spell it. `response_format` stands for
+grammars that are JSON schemas, `tool_choice` for all others: calls that must be made, or be strict.
+"""
+
 
 class KvLayout(Message, frozen=True, kw_only=True, tag="kv_layout.1"):
     """How KV blocks lie in a transfer slot."""
@@ -12,7 +21,8 @@ class KvLayout(Message, frozen=True, kw_only=True, tag="kv_layout.1"):
     """The blob's format belongs to this build, e.g. `llama.cpp-b11549`."""
     block_tokens: int
     slot_bytes: int
-    """Size of a full block; the last block of a prompt may be shorter."""
+    """Size of a full block; the last block of a prompt may be shorter. 0: blocks never pass through
+    slots, since the engine moves KV itself, or does not move it."""
     dtype: str
 
 
@@ -56,4 +66,4 @@ class ModelCard(Message, frozen=True, kw_only=True, tag="model_card.1"):
     embedding_tokens: int = 0
     """Longest text it makes a vector of."""
     unsupported: tuple[str, ...] = ()
-    """Parameters of requests its engine cannot obey, as clients spell them (`logit_bias`)."""
+    """Which of `PARAMETERS` its engine cannot obey: a request that needs one is refused."""

@@ -191,7 +191,9 @@ class EngineSpec:
     embedding_tokens: int = 0
     """Longest text it makes a vector of."""
     hand_off: HandOffTerms | None = None
-    """How it moves KV itself; None: Diptych moves it."""
+    """How it moves KV itself; None: Diptych moves it, or nobody does (`layout.slot_bytes` is 0)."""
+    unsupported: tuple[str, ...] = ()
+    """Parameters it cannot obey, of those in `contracts.cards.PARAMETERS`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from diptych_chassis.settings import ServiceSettings
+from diptych_engine.adapters import ADAPTERS
+
+OWN_ENGINES = ("llamacpp", "sim")
+"""Those whose KV Diptych moves itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,14 +16,22 @@ class WorkerSettings(ServiceSettings):
     """`DIPTYCH_PREFILL_WORKER__<NAME>` or `DIPTYCH_DECODE_WORKER__<NAME>`."""
 
     model_path: Path = Path()
-    """A GGUF file."""
+    """A GGUF file. For an engine of its own process also a folder in Hugging Face's form, of which
+    tokenizer and configuration are read."""
     model: str = ""
     """The id clients ask for; empty: the file's name."""
     threads: int = 0
     """Threads of the engine; 0: half the cores, since two workers share a machine."""
-    engine: Literal["llamacpp", "sim"] = "llamacpp"
-    """`sim` computes nothing: it measures orchestration, with the card of `model_path` or, without
+    engine: str = "llamacpp"
+    """`llamacpp`, `sim`, or the engine that this worker is put in front of: see `docs/engines.md`.
+    `sim` computes nothing: it measures orchestration, with the card of `model_path` or, without
     one, a built-in one of bytes."""
+    engine_url: str = ""
+    """Where the engine behind this worker listens."""
+    engine_model: str = ""
+    """What the engine behind this worker calls the model."""
+    engine_options: Path | None = None
+    """A TOML file with settings of the engine's adapter."""
     prefix_cache: bool = True
     """Whether KV of sequences that have left is kept, in room nobody else needs, for prompts that
     begin alike."""
@@ -58,3 +70,8 @@ class WorkerSettings(ServiceSettings):
     drain_s: float = 60.0
     device_watts: float = 300.0
     """Board power of the simulated device."""
+
+    def __post_init__(self) -> None:
+        known = (*OWN_ENGINES, *sorted(ADAPTERS))
+        if self.engine not in known:
+            raise ValueError(f"engine: expected one of {', '.join(known)}, got {self.engine!r}")
