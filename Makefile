@@ -11,7 +11,7 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose clients openapi nightly equality bench soak fuzz \
+.PHONY: help up test check faults live chaos alone compose deploy clients openapi nightly equality bench soak fuzz \
 	hashes audit sbom format clean
 
 help: ## this page
@@ -47,6 +47,10 @@ alone: ## each service, installed by itself in an empty environment
 compose: $(STAMP) ## the compose file on a real engine (as root it brings its own)
 	$(BIN)/python infra/supply/install.py --part dependencies compose
 	PYTHON=$(BIN)/python infra/ci/compose.sh
+
+deploy: $(STAMP) ## the Helm chart and the Dockerfiles, by the tools of their makers (installs 110 MB)
+	$(BIN)/python infra/supply/install.py --part dependencies deploy
+	$(BIN)/python -m pytest -q -m deploy tests/deploy
 
 clients: $(STAMP) ## clients of other makers, and requests of ill will, on the real stack
 	$(BIN)/diptych models pull
