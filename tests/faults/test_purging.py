@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,17 +13,23 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from diptych_bus.memory import MemoryBroker
+from diptych_chassis.orders import Orders
+from diptych_cli.identities import listed
+from diptych_cli.joining import Sign
 from diptych_cli.purging import Patience, Purged, purge
 from diptych_cli.tenant_data import survey
 from diptych_contracts import subjects
 from diptych_contracts.batches import FILE_PART_BYTES
+from diptych_contracts.control import ForgetAnswer, ForgetTenant, TenantKept
 from diptych_contracts.dead import Cause, DeadRequest
+from diptych_contracts.errors import BusAway
 from diptych_contracts.fleet import Role
+from diptych_contracts.fleet import WorkerRegistration as Registered
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.keys import RateLimits
 from diptych_contracts.requests import Request
 from diptych_contracts.sampling import Sampling, Stopping
-from diptych_contracts.streams import DEAD_PROMPTS, PROMPTS, REQUESTS
+from diptych_contracts.streams import DEAD_PROMPTS, PROMPTS, REQUESTS, WORKERS
 from diptych_testkit.builders import MODEL
 from diptych_testkit.keys import bearer, put_key, put_tenant
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
@@ -41,6 +48,20 @@ CACHING = {"vocab_size": VOCAB_SIZE, "prefix_sequences": 8}
 QUICK = Patience(known_s=0.3, ended_s=20.0, summed_s=10.0)
 OURS, THEIRS = "xylophone", "marimba"
 """What the tenant that goes has written, and the one that stays."""
+
+
+def as_a(fleet: SmallFleet, role: str) -> Sign:
+    """Gives orders as one of the small fleet's bus, where nobody has an identity."""
+    orders = Orders(Incarnation("somebody"), role, unix_ms=fleet.bus.unix_ms, identity=None)
+    epoch = time.time_ns()
+    return lambda subject, body: orders.signed(subject, body, epoch=epoch, valid_ms=30_000)
+
+
+async def purged(
+    fleet: SmallFleet, *, keep_usage: bool = False, patience: Patience = QUICK
+) -> Purged:
+    sign = as_a(fleet, "operator")
+    return await purge(fleet.bus, "acme", keep_usage=keep_usage, sign=sign, patience=patience)
 
 
 class Party:
@@ -187,7 +208,9 @@ async def test_nothing_of_it_is_left_and_the_others_are_whole() -> None:
         ids = (await survey(fleet.bus, "acme")).ids
         assert len(ids) >= 5
 
-        done = await purge(fleet.bus, "acme", keep_usage=False, patience=QUICK)
+        done = await purge(
+            fleet.bus, "acme", keep_usage=False, sign=as_a(fleet, "operator"), patience=QUICK
+        )
 
         assert done.unfinished == []
         assert found(fleet.broker, OURS) == set()
@@ -218,14 +241,20 @@ async def test_a_second_purge_finds_nothing_and_usage_may_be_kept() -> None:
     async with stack() as (fleet, gateway):
         ours = await party(fleet, gateway, "acme", OURS)
         await ours.post(CHAT, ours.chat())
-        first = await purge(fleet.bus, "acme", keep_usage=True, patience=QUICK)
+        first = await purge(
+            fleet.bus, "acme", keep_usage=True, sign=as_a(fleet, "operator"), patience=QUICK
+        )
         async with asyncio.timeout(20):
             while not (await survey(fleet.bus, "acme")).days:
                 await asyncio.sleep(0.1)
-        kept = await purge(fleet.bus, "acme", keep_usage=True, patience=QUICK)
+        kept = await purge(
+            fleet.bus, "acme", keep_usage=True, sign=as_a(fleet, "operator"), patience=QUICK
+        )
         assert kept.deleted == {}
         assert any("1 days of use" in line for line in kept.remains)
-        last = await purge(fleet.bus, "acme", keep_usage=False, patience=QUICK)
+        last = await purge(
+            fleet.bus, "acme", keep_usage=False, sign=as_a(fleet, "operator"), patience=QUICK
+        )
         assert last.deleted == {"days of use": 1}
         assert (first.unfinished, kept.unfinished, last.unfinished) == ([], [], [])
         assert (await survey(fleet.bus, "acme")).days == []
@@ -250,7 +279,9 @@ async def test_what_runs_is_cancelled_and_every_door_says_401() -> None:
             await socket.send(json.dumps({**asked, "max_output_tokens": 1500}))
             assert "response.created" in str(await socket.recv())
             await asyncio.sleep(0.3)
-            done = await purge(fleet.bus, "acme", keep_usage=False, patience=QUICK)
+            done = await purge(
+                fleet.bus, "acme", keep_usage=False, sign=as_a(fleet, "operator"), patience=QUICK
+            )
             assert done.unfinished == []
             assert "[DONE]" not in (await running)[-1]
             assert await last_type(socket) in ("response.failed", "response.incomplete", "error")
@@ -322,6 +353,25 @@ async def test_without_schedulers_it_says_what_is_not_done() -> None:
             subject = subjects.request(request.priority_class, request.model)
             await fleet.bus.store(subject, request, msg_id=request_id, timeout_s=5)
         patience = Patience(known_s=0.0, ended_s=0.5, summed_s=1.0)
-        done: Purged = await purge(fleet.bus, "acme", keep_usage=False, patience=patience)
+        done: Purged = await purge(
+            fleet.bus, "acme", keep_usage=False, sign=as_a(fleet, "operator"), patience=patience
+        )
         assert done.unfinished == ["1 requests are cancelled and have not ended"]
         assert found(fleet.broker, OURS) == set()
+
+
+async def test_only_an_operators_order_makes_workers_forget() -> None:
+    async with stack() as (fleet, gateway):
+        ours = await party(fleet, gateway, "acme", OURS)
+        await ours.post(CHAT, ours.chat())
+        order = ForgetTenant(tenant="acme")
+        (worker, *_) = [kept.key for kept in await listed(fleet.bus.bucket(WORKERS, Registered))]
+        subject = subjects.control(Incarnation(worker))
+        forged = as_a(fleet, "decode-worker")(subject, order)
+        told: ForgetAnswer = await fleet.bus.request(subject, forged, ForgetAnswer, timeout_s=5)
+        assert isinstance(told, TenantKept)
+        assert "forbidden" in told.reason
+        with pytest.raises(BusAway):  # what is no order is not even answered
+            await fleet.bus.request(subject, order, ForgetAnswer, timeout_s=1)
+        again = await ours.post(CHAT, ours.chat())
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0

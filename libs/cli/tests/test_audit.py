@@ -3,12 +3,13 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
-from diptych_cli import auditing, commands, identities, tenants
+from diptych_cli import auditing, commands, credentials, identities, tenants
 from diptych_cli.purging import Patience
 from diptych_cli.usage import energy
 from diptych_contracts.errors import BusAway
@@ -128,6 +129,7 @@ def test_a_purge_is_counted_first_and_done_when_one_is_sure(
     assert len(json.loads(stack.ask("keys", "list", "--json")[1])) == 2
     told = json.loads(stack.ask("tenants", "purge", "acme", "--json")[1])
     assert told == {"tenant": "acme", "would_delete": {"keys": 1}}
+    monkeypatch.setattr(credentials, "access", lambda _url: SimpleNamespace(name="me", role=""))
     code, out, _ = stack.ask("tenants", "purge", "acme", "--yes")
     assert code == 0, out
     assert "tenant 'acme' is purged" in out

@@ -1,16 +1,26 @@
 """A command's connection to the bus of a running stack."""
 
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from diptych_bus.access import Access
 from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.port import Bus
+from diptych_chassis.orders import Orders
 from diptych_cli import credentials
 from diptych_cli.failing import CliError
 from diptych_contracts.errors import Transient
+from diptych_contracts.orders import Signed
+from diptych_contracts.wire import Message
 
 _WAIT_S = 3.0
+_VALID_MS = 30_000
+"""How long an order may take to arrive."""
+
+Sign = Callable[[str, Message], Signed]
+"""Makes a message an order to whoever listens on a subject."""
 
 
 @asynccontextmanager
@@ -31,3 +41,14 @@ async def joined(url: str, me: Access | None = None) -> AsyncIterator[JetStreamB
         yield bus
     finally:
         await bus.close()
+
+
+def signing(bus: Bus, me: Access) -> Sign:
+    """Signs the orders of one command."""
+    orders = Orders(me.name, me.role, unix_ms=bus.unix_ms, identity=lambda: me.identity)
+
+    def sign(subject: str, body: Message) -> Signed:
+        # The moment of an order is its epoch: the next command is another process.
+        return orders.signed(subject, body, epoch=time.time_ns(), valid_ms=_VALID_MS)
+
+    return sign

@@ -21,11 +21,12 @@ import msgspec
 from diptych_bus.port import Bus, Kept
 from diptych_cli.failing import CliError
 from diptych_cli.identities import keys_bucket, listed
+from diptych_cli.joining import Sign
 from diptych_cli.tenant_data import ENDED, TenantData, allowance_names, going_on, survey
 from diptych_contracts import subjects
 from diptych_contracts.allowances import Allowance
 from diptych_contracts.batches import BatchRecord, BatchState, LineResult, StoredFile
-from diptych_contracts.control import ForgetTenant, TenantForgotten
+from diptych_contracts.control import ForgetAnswer, ForgetTenant, TenantKept
 from diptych_contracts.errors import Conflict, Transient
 from diptych_contracts.fleet import WorkerRegistration
 from diptych_contracts.idempotency import Claim
@@ -82,8 +83,10 @@ class Purged:
     """What should not be left: run it again."""
 
 
-async def purge(bus: Bus, tenant: str, *, keep_usage: bool, patience: Patience) -> Purged:
-    """Delete everything of `tenant`.
+async def purge(
+    bus: Bus, tenant: str, *, keep_usage: bool, sign: Sign, patience: Patience
+) -> Purged:
+    """Delete everything of `tenant`; `sign` orders its workers to.
 
     Raises:
         CliError: somebody else changes the tenant at the same time.
@@ -103,7 +106,7 @@ async def purge(bus: Bus, tenant: str, *, keep_usage: bool, patience: Patience) 
         if not _left(found, keep_usage=keep_usage):
             break
         await asyncio.sleep(_PAUSE_S)
-    await _forget_kv(bus, tenant, done)
+    await _forget_kv(bus, tenant, sign, done)
     _tell_rest(done, found, keep_usage=keep_usage)
     return done
 
@@ -243,18 +246,22 @@ def _left(found: TenantData, *, keep_usage: bool) -> bool:
     return bool(_countable(found, keep_usage=keep_usage))
 
 
-async def _forget_kv(bus: Bus, tenant: str, done: Purged) -> None:
+async def _forget_kv(bus: Bus, tenant: str, sign: Sign, done: Purged) -> None:
+    order = ForgetTenant(tenant=tenant)
     for kept in await listed(bus.bucket(WORKERS, WorkerRegistration)):
         subject = subjects.control(Incarnation(kept.key))
-        order = ForgetTenant(tenant=tenant)
+        signed = sign(subject, order)
         try:
-            told: TenantForgotten = await bus.request(
-                subject, order, TenantForgotten, timeout_s=_WORKER_S
+            told: ForgetAnswer = await bus.request(
+                subject, signed, ForgetAnswer, timeout_s=_WORKER_S
             )
         except Transient:
             done.unfinished.append(f"worker {kept.key} did not answer: it may hold cached KV")
         else:
-            done.cached_prefixes += told.sequences
+            if isinstance(told, TenantKept):
+                done.unfinished.append(f"worker {kept.key} may hold cached KV: {told.reason}")
+            else:
+                done.cached_prefixes += told.sequences
 
 
 def _tell_rest(done: Purged, found: TenantData, *, keep_usage: bool) -> None:

@@ -2,13 +2,11 @@
 
 import asyncio
 import sys
-import time
 
-from diptych_chassis.orders import Orders
 from diptych_cli import credentials
 from diptych_cli.auditing import audited
 from diptych_cli.failing import CliError
-from diptych_cli.joining import joined
+from diptych_cli.joining import joined, signing
 from diptych_cli.presence import StackFile
 from diptych_cli.stack import SCALABLE
 from diptych_contracts import subjects
@@ -16,8 +14,6 @@ from diptych_contracts.audit import Action
 from diptych_contracts.control import Scale, ScaleAnswer, ScaleDone, ScaleRefused
 from diptych_contracts.errors import BusAway
 
-VALID_MS = 30_000
-"""How long an order may take to arrive."""
 PATIENCE_S = 180.0
 """Longer than any drain, and than weights take to load."""
 
@@ -51,9 +47,7 @@ async def _order(stack: StackFile, order: Scale) -> ScaleDone:
         audited(bus, Action.FLEET_SCALE, service) as doing,
     ):
         doing.detail = f"to {order.count}"
-        orders = Orders(me.name, me.role, unix_ms=bus.unix_ms, identity=lambda: me.identity)
-        # The moment of this one order is its epoch: the next command is another process.
-        signed = orders.signed(subject, order, epoch=time.time_ns(), valid_ms=VALID_MS)
+        signed = signing(bus, me)(subject, order)
         try:
             answer: ScaleAnswer = await bus.request(
                 subject, signed, ScaleAnswer, timeout_s=PATIENCE_S

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 import msgspec
 
 from diptych_bus.port import Bus
+from diptych_cli import credentials
 from diptych_cli.auditing import audited
 from diptych_cli.failing import CliError
 from diptych_cli.identities import (
@@ -17,6 +18,7 @@ from diptych_cli.identities import (
     on_bus,
     print_json,
 )
+from diptych_cli.joining import signing
 from diptych_cli.purging import Patience, Purged
 from diptych_cli.purging import purge as purged
 from diptych_cli.tables import blank, console
@@ -111,7 +113,10 @@ def purge(url: str, wanted: Purging, *, as_json: bool) -> int:
             _tell_counted(name, await survey(bus, name), as_json=as_json)
             return
         async with audited(bus, Action.TENANTS_PURGE, f"tenant:{name}") as doing:
-            done = await purged(bus, name, keep_usage=wanted.keep_usage, patience=PATIENCE)
+            sign = signing(bus, credentials.access(url))
+            done = await purged(
+                bus, name, keep_usage=wanted.keep_usage, sign=sign, patience=PATIENCE
+            )
             outcomes.append(done)
             total = sum(done.deleted.values())
             doing.detail = "; ".join([f"{total} things deleted", *done.unfinished])

@@ -72,7 +72,7 @@ class KvSnapshot(Message, frozen=True, kw_only=True, tag="kv_snapshot.1"):
 
 
 class ForgetTenant(Message, frozen=True, kw_only=True, tag="forget_tenant.1"):
-    """To a worker: keep no KV and no prompt of this tenant beyond what runs."""
+    """An order to a worker: keep no KV and no prompt of this tenant beyond what runs."""
 
     tenant: str
 
@@ -83,3 +83,13 @@ class TenantForgotten(Message, frozen=True, kw_only=True, tag="tenant_forgotten.
     worker: Incarnation
     sequences: int = 0
     """Cached prefixes that were dropped."""
+
+
+class TenantKept(Message, frozen=True, kw_only=True, tag="tenant_kept.1"):
+    """The worker does not obey."""
+
+    worker: Incarnation
+    reason: str
+
+
+ForgetAnswer = TenantForgotten | TenantKept

@@ -20,7 +20,9 @@ from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role
 from diptych_engine.request_port import RequestEngine
 
-ADAPTERS: Mapping[str, str] = {}
+ADAPTERS: Mapping[str, str] = {
+    "tensorrt_llm": "diptych_engine.tensorrt_llm.adapter:llm_api",
+}
 """`module:function` by engine name."""
 
 MAX_OPTIONS_BYTES = 64 * 1024

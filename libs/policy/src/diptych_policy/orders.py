@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from diptych_contracts.control import Scale
+from diptych_contracts.control import ForgetTenant, Scale
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.orders import Order
 from diptych_contracts.power import PowerSetPoint
@@ -62,6 +62,7 @@ class Rule:
 RULES: Mapping[type[Message], Rule] = {
     PowerSetPoint: Rule(frozenset({"power-governor"}), led=True),
     Scale: Rule(frozenset({"operator"}), led=False),
+    ForgetTenant: Rule(frozenset({"operator"}), led=False),
 }
 """Every order there is. What is not here is none, whoever signs it."""
 

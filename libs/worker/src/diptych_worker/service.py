@@ -7,11 +7,20 @@ from typing import assert_never
 from diptych_bus.port import Delivery
 from diptych_chassis.draining import Drain
 from diptych_chassis.member import Member
+from diptych_chassis.orders import Refused as OrderRefused
+from diptych_chassis.orders import obeying
 from diptych_chassis.repeating import every
 from diptych_contracts import subjects
 from diptych_contracts.attempts import AttemptAsk, AttemptIs
 from diptych_contracts.blocks import BlocksQuery, BlocksSnapshot
-from diptych_contracts.control import ForgetTenant, KvAsk, KvSnapshot, TenantForgotten
+from diptych_contracts.control import (
+    ForgetAnswer,
+    ForgetTenant,
+    KvAsk,
+    KvSnapshot,
+    TenantForgotten,
+    TenantKept,
+)
 from diptych_contracts.errors import DiptychError, Refused, Transient, Unverified
 from diptych_contracts.ids import RequestId
 from diptych_contracts.jobs import (
@@ -26,6 +35,7 @@ from diptych_contracts.jobs import (
     PrefillJob,
     RefusalReason,
 )
+from diptych_contracts.orders import Signed
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey
 from diptych_kvlink.sealing import BadTicket
@@ -56,7 +66,7 @@ _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
 
 
-ControlAsk = KvAsk | BlocksQuery | ForgetTenant
+ControlAsk = KvAsk | BlocksQuery | Signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,7 @@ class Worker:
         self._decoding = parts.decoding
         self._embedding = parts.embedding
         self._reports = parts.reports
+        self._obeying = obeying(member, subjects.control(self._me), ForgetTenant)
         self._attempts: dict[SequenceKey, Attempt] = {}
         self._rounds = Rounds()
 
@@ -281,23 +292,25 @@ class Worker:
     async def _on_release(self, delivery: Delivery) -> Released:
         return self._take_over.release(delivery.decode(Release))
 
-    async def _on_control(
-        self, delivery: Delivery
-    ) -> KvSnapshot | BlocksSnapshot | TenantForgotten:
+    async def _on_control(self, delivery: Delivery) -> KvSnapshot | BlocksSnapshot | ForgetAnswer:
         ask: ControlAsk = delivery.decode(ControlAsk)
         match ask:
             case KvAsk():
                 return self._take_over.snapshot(self._me, ask)
             case BlocksQuery():
                 return self._blocks.snapshot()
-            case ForgetTenant():
-                return await self._forget(ask.tenant)
+            case Signed():
+                return await self._obey(delivery.data)
             case _:
                 assert_never(ask)
 
-    async def _forget(self, tenant: str) -> TenantForgotten:
+    async def _obey(self, data: bytes) -> ForgetAnswer:
+        try:
+            order: ForgetTenant = self._obeying.order(data)
+        except OrderRefused as err:
+            return TenantKept(worker=self._me, reason=str(err))
         self._prompts.forget()
-        dropped = await asyncio.wrap_future(self._engine.forget(tenant))
+        dropped = await asyncio.wrap_future(self._engine.forget(order.tenant))
         log.info("tenant_forgotten", sequences=dropped)
         return TenantForgotten(worker=self._me, sequences=dropped)
 

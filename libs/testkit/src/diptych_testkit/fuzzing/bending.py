@@ -19,6 +19,8 @@ TEXTS = (
 )
 WHOLE_TEXTS = tuple(text for text in TEXTS if text != "\ud800")
 """Where halves of characters cannot come from: JSON, and whatever was UTF-8, has none."""
+MAX_TREE = 2_000_000
+"""Characters and nodes of a bent tree; more tests nothing but the patience of who makes it."""
 Bend = Callable[[Random, bytes], bytes]
 
 
@@ -98,8 +100,29 @@ def bent_text(rng: Random, text: str, words: Sequence[str]) -> str:
 def bent_tree(rng: Random, value: Any, names: Sequence[str] = ()) -> Any:
     """A tree of dicts, lists and scalars with some of its nodes replaced, moved or nested."""
     for _ in range(rng.choice((1, 1, 2, 4))):
-        value = _bent_once(rng, value, names, rng.choice((0.1, 0.3, 0.6)))
+        bent = _bent_once(rng, value, names, rng.choice((0.1, 0.3, 0.6)))
+        if _size(bent, MAX_TREE) > MAX_TREE:
+            break  # repeated repetitions: to write it down would take minutes
+        value = bent
     return value
+
+
+def _size(value: Any, limit: int) -> int:
+    """Characters and nodes of a tree, counted as often as they stand in it, up to `limit`."""
+    size, waiting = 0, [value]
+    while waiting and size <= limit:
+        match waiting.pop():
+            case str() as text:
+                size += 1 + len(text)
+            case dict() as made:
+                size += 1
+                waiting += [*made, *made.values()]
+            case list() | tuple() as items:
+                size += 1
+                waiting += items
+            case _:
+                size += 1
+    return size
 
 
 def _bent_once(rng: Random, value: Any, names: Sequence[str], here: float) -> Any:
@@ -149,7 +172,7 @@ def _other(rng: Random, value: Any, names: Sequence[str]) -> Any:
         case 7:
             return value + rng.choice(TEXTS) if isinstance(value, str) else str(value)[:2000]
         case _:
-            return value * rng.choice((3, 900)) if isinstance(value, str) else [value] * 9
+            return value[:2000] * rng.choice((3, 900)) if isinstance(value, str) else [value] * 9
 
 
 def nested(value: Any, levels: int, kind: str) -> Any:
