@@ -6,6 +6,7 @@ import sys
 from diptych_contracts.errors import (
     ContextOverflow,
     DiptychError,
+    EngineGone,
     Incompatible,
     Permanent,
     Refused,
@@ -25,6 +26,8 @@ def failed(key: SequenceKey, error: DiptychError) -> SequenceFailed:
             reason = "context_overflow"
         case Refused():
             reason = str(error.reason)
+        case EngineGone():
+            reason = "engine_gone"
         case _:
             reason = "engine_error"
     permanent = isinstance(error, Permanent) and not isinstance(error, Incompatible)

@@ -101,11 +101,14 @@ class NewTokens:
     key: SequenceKey
     index: int
     token_ids: tuple[int, ...]
-    """Empty where the model's end-of-text token ended the answer: it is not part of it."""
+    """Empty where the model's end-of-text token ended the answer: it is not part of it. And of a
+    PREFILL without `finish` where decode's first token counts (`FirstToken.DECODE`)."""
     finish: EndReason | None = None
-    """STOP or LENGTH if the answer ends here. A PREFILL leaves after its token anyway."""
+    """STOP or LENGTH if the answer ends here. A PREFILL leaves after this news anyway."""
     logprobs: tuple[Chances, ...] = ()
     """One per token, where the work asks for them."""
+    cached_tokens: int | None = None
+    """Leading tokens whose KV was cached, where an engine says so with its first output only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,10 @@ class StepReport:
     """Tokens computed for each sequence: its share of the step's time and energy."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    accepted_drafts: int = 0
+    """How many of the tokens told were drafted and then found right: they cost no step."""
+    drafts: int = 0
+    """Drafts that were looked at in this step; 0 where it is not said."""
     blocks_stored: tuple[int, ...] = ()
     """Hashes (`policy.prefixes`) of blocks that can be reused since the last report."""
     blocks_removed: tuple[int, ...] = ()
@@ -208,6 +215,8 @@ class EngineLoad:
 
     Cached prefixes do not count: they give way.
     """
+    pinned_orphans: int = 0
+    """Hand-offs whose KV the engine still holds and nobody has fetched, where it says so."""
 
 
 class Engine(Protocol):
@@ -241,6 +250,11 @@ class Engine(Protocol):
 
     def load(self) -> EngineLoad:
         """How full it is now."""
+        ...
+
+    @property
+    def gone(self) -> str | None:
+        """Why the engine behind this one is dead or out of reach; None: it is not."""
         ...
 
     def embed(self, texts: Sequence[Sequence[int]]) -> "Future[NDArray[np.float32]]":

@@ -5,7 +5,7 @@ An adapter speaks one engine's own interface (an LLM object, gRPC, HTTP) and dec
 news are the loop's, once for all adapters.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -47,6 +47,8 @@ class KvStored:
     """Of the whole prefix up to the end of the last of these blocks."""
     engine_hashes: tuple[int, ...]
     """The engine's name for each block of the prefix, by which it tells of its removal."""
+    tenant: str | None = None
+    """`SequenceWork.tenant` of whose it is; None: not said, whoever sent such a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,9 @@ KvEvent = KvStored | KvRemoved | KvCleared
 class RequestEngine(Protocol):
     """One engine. Used on one event loop, that of `RequestLoop`'s thread.
 
-    Cancelling `prefill` or closing `generate` aborts: it returns once the engine has let go of all
-    that the request held (deferred where aborting at once does harm), and never raises for that.
+    `spec` is read after `start`. Cancelling `prefill` or closing `generate` aborts: it returns once
+    the engine has let go of all that the request held (deferred where aborting at once does harm),
+    and never raises for that. It is cancelled once at most, so it may wait while it is.
 
     Errors of all: `Refused` (no room, draining; elsewhere it may work), `Permanent` (bad
     parameters: nowhere), `EngineGone` (the engine is dead or unreachable).
@@ -89,10 +92,12 @@ class RequestEngine(Protocol):
         """
         ...
 
-    def generate(self, work: SequenceWork) -> AsyncIterator[TokenDelta]:
+    def generate(self, work: SequenceWork) -> AsyncGenerator[TokenDelta, None]:
         """The tokens after `work.answer_ids`, from `work.hand_off` if there is one.
 
-        Ends after a delta with `finish`; an engine that ends without one has failed.
+        At most `work.stopping.max_tokens - len(work.answer_ids)`. Ends after a delta with `finish`;
+        an engine that ends without one has failed. KV is reused within `work.tenant` only: by a
+        salt of that name, or not at all. The name changes when a tenant is to be forgotten.
         """
         ...
 

@@ -14,7 +14,11 @@ from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Stopping
 from diptych_engine.matching import Matcher
 from diptych_engine.port import EngineSpec, NewTokens, Phase, SequenceWork
+from diptych_engine.request_port import TokenDelta
 from diptych_engine.sampling import chances, sample
+
+BROKEN = "engine_error"
+"""Why a sequence fails whose engine does not keep to its port: elsewhere it may work."""
 
 
 class StopText(Protocol):
@@ -37,6 +41,7 @@ class LiveSequence:
     work: SequenceWork
     eos_ids: frozenset[int]
     context_tokens: int
+    vocab_size: int
     tokens: list[int]
     """Prompt and answer so far."""
     text: StopText | None
@@ -73,7 +78,7 @@ class LiveSequence:
             text.push(work.answer_ids)
         eos_ids = frozenset(() if work.stopping.ignore_eos else spec.eos_ids)
         tokens = [*work.prompt_ids, *work.answer_ids]
-        sequence = cls(work, eos_ids, spec.context_tokens, tokens, text)
+        sequence = cls(work, eos_ids, spec.context_tokens, spec.vocab_size, tokens, text)
         if sequence.cells > spec.kv_tokens:
             raise Refused(
                 RefusalReason.NO_ROOM,
@@ -143,6 +148,46 @@ class LiveSequence:
         top = self.work.sampling.top_logprobs
         told = () if top is None else (chances(logits, token, top=top),)
         return NewTokens(self.work.key, len(answer), (token,), self.end(), told)
+
+    def take(self, delta: TokenDelta) -> NewTokens:
+        """Tokens that an engine sampled by itself. What lies beyond the answer's end is left out.
+
+        Raises:
+            Refused: they cannot be this answer's.
+        """
+        self._check(delta)
+        index = len(self.tokens) - len(self.work.prompt_ids)
+        reason: EndReason | None = None
+        for token in delta.token_ids:
+            if token in self.eos_ids:
+                reason = EndReason.STOP
+                break
+            self.tokens.append(token)
+            if self.text is not None:
+                self.text.push((token,))
+            if (reason := self.end()) is not None:
+                break
+        taken = len(self.tokens) - len(self.work.prompt_ids) - index
+        reason = reason or delta.finish
+        if reason is EndReason.LENGTH and self.left > 0 and not self._ends_at_context:
+            raise Refused(BROKEN, f"the engine ended the answer {self.left} tokens too early")
+        return NewTokens(
+            self.work.key, index, delta.token_ids[:taken], reason, delta.logprobs[:taken]
+        )
+
+    @property
+    def _ends_at_context(self) -> bool:
+        """Whether the context ends the answer: engines differ in where exactly."""
+        return len(self.work.prompt_ids) + self.work.stopping.max_tokens > self.context_tokens
+
+    def _check(self, delta: TokenDelta) -> None:
+        ids = delta.token_ids
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            raise Refused(BROKEN, f"the engine sampled {ids}, of a vocabulary of {self.vocab_size}")
+        if delta.finish is not None and not delta.finish.is_finish:
+            raise Refused(BROKEN, f"the engine ended the answer by {delta.finish}")
+        if self.work.sampling.top_logprobs is not None and len(delta.logprobs) != len(ids):
+            raise Refused(BROKEN, f"{len(ids)} tokens came with {len(delta.logprobs)} logprobs")
 
     def _next(self, logits: NDArray[np.float32], answer: list[int]) -> int | None:
         """The next token; None: a grammar ends the answer here."""

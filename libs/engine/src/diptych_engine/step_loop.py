@@ -206,6 +206,11 @@ class StepLoop:
                 + sum(sequence.cells for sequence in self._preparing),
             )
 
+    @property
+    def gone(self) -> None:
+        """None: it lives and dies with this process."""
+        return None
+
     def check(self) -> None:
         """Raise `AssertionError` if an invariant is broken. To be called while nothing runs."""
         with self._changed:

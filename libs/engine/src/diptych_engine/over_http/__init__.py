@@ -1,0 +1,1 @@
+"""What adapters of engines that are reached over HTTP have in common."""

@@ -1,0 +1,1 @@
+"""SGLang over HTTP: prefill and decode are asked at once, and meet in a room."""

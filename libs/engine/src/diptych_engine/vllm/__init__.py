@@ -1,0 +1,1 @@
+"""vLLM over HTTP: its NIXL connector moves KV from worker to worker."""
