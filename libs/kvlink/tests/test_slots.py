@@ -56,4 +56,4 @@ def test_the_slot_longest_free_is_next() -> None:
 
 def test_a_pool_has_slots() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        SlotPool(0)
+        SlotPool(-1)

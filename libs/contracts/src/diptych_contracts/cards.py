@@ -2,10 +2,11 @@
 
 from diptych_contracts.wire import Message
 
+GRAMMAR_PARAMETERS = ("response_format", "tool_choice")
 PARAMETERS = (
     *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias", "logprobs", "top_logprobs"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "stop", "ignore_eos"),
-    *("response_format", "tool_choice"),
+    *GRAMMAR_PARAMETERS,
 )
 """What an engine may be unable to obey, as chat completions spell it. `response_format` stands for
 grammars that are JSON schemas, `tool_choice` for all others: calls that must be made, or be strict.
@@ -24,6 +25,10 @@ class KvLayout(Message, frozen=True, kw_only=True, tag="kv_layout.1"):
     """Size of a full block; the last block of a prompt may be shorter. 0: blocks never pass through
     slots, since the engine moves KV itself, or does not move it."""
     dtype: str
+
+    def blocks(self, tokens: int) -> int:
+        """How many slots the KV of `tokens` tokens takes."""
+        return -(-tokens // self.block_tokens) if self.slot_bytes else 0
 
 
 class Fingerprint(Message, frozen=True, kw_only=True, tag="fingerprint.1"):

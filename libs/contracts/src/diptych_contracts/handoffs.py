@@ -8,6 +8,11 @@ from enum import StrEnum
 
 from diptych_contracts.wire import Message
 
+LINK = "engine"
+"""What such a hand-off names where others name a KV link."""
+MAX_OPAQUE_BYTES = 1024 * 1024
+"""Of a hand-off's description: some kB as a rule (vLLM names each block of the prompt in it)."""
+
 
 class FirstToken(StrEnum):
     """Whose first token counts."""
@@ -37,4 +42,7 @@ class EngineHandOff(Message, frozen=True, kw_only=True, tag="engine_hand_off.1")
 
     terms: HandOffTerms
     opaque: bytes
-    """The engine's own description; only its adapter reads it."""
+    """The engine's own description; only its adapter reads it. At most `MAX_OPAQUE_BYTES`."""
+
+    def __repr__(self) -> str:
+        return f"EngineHandOff({self.terms.kind}, {len(self.opaque)} bytes)"

@@ -1,6 +1,7 @@
 """The hand-off's control messages. KV bytes never travel here: they cross a KV link."""
 
 from diptych_contracts.cards import Fingerprint, KvLayout
+from diptych_contracts.handoffs import HandOffTerms
 from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import Generation, RefusalReason
 from diptych_contracts.tickets import TicketSeal
@@ -14,7 +15,7 @@ class LinkEndpoint(Message, frozen=True, kw_only=True, tag="link_endpoint.1"):
     """Where a worker's transfer slots can be written."""
 
     kind: str
-    """`shm` or `tcp`."""
+    """`shm` or `tcp`; `engine` in a ticket without slots."""
     host: str
     """The host it reaches no further than (`WorkerRegistration.host`); empty: any."""
     address: str
@@ -38,6 +39,8 @@ class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
     """How long the writer may take; the reader's own lease, if that is longer."""
     certificate: bytes = b""
     """What the writer will show where the link speaks TLS (X.509, DER)."""
+    hand_off: HandOffTerms | None = None
+    """Where the engines move KV themselves: how. The ticket then names no slots."""
 
 
 class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):

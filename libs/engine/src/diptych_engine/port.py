@@ -222,7 +222,10 @@ class EngineLoad:
 class Engine(Protocol):
     """A request-level engine. Methods are thread-safe and return at once."""
 
-    spec: EngineSpec
+    @property
+    def spec(self) -> EngineSpec:
+        """What it is and how much it holds."""
+        ...
 
     def submit(self, work: SequenceWork) -> None:
         """Queue `work`; news of it arrives through the listener.

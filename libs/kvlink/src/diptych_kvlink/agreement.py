@@ -6,8 +6,12 @@ from diptych_contracts.transfers import Reserve, Ticket
 
 
 def check_layout(ours: KvLayout, theirs: KvLayout) -> None:
-    """Raise `Incompatible`, naming every field that differs."""
-    _check("KV layout", ours, theirs)
+    """Raise `Incompatible`, naming every field that differs.
+
+    Where no block passes through slots it is the engines that bring their layouts together.
+    """
+    if ours.slot_bytes or theirs.slot_bytes:
+        _check("KV layout", ours, theirs)
 
 
 def check_fingerprint(ours: Fingerprint, theirs: Fingerprint) -> None:
@@ -21,7 +25,7 @@ def check_ticket(ticket: Ticket, request: Reserve, *, tokens: int) -> None:
     Its numbers become memory of the writer's, so none of them is taken on trust.
     """
     check_layout(request.layout, ticket.layout)
-    endpoint, blocks = ticket.endpoint, -(-tokens // request.layout.block_tokens)
+    endpoint, blocks = ticket.endpoint, request.layout.blocks(tokens)
     asked = (request.transfer_id, request.generation.attempt, request.link, blocks)
     given = (ticket.transfer_id, ticket.attempt, endpoint.kind, len(ticket.slots))
     if asked != given or ticket.seal is None:

@@ -49,7 +49,7 @@ class Claims:
             raise
         transfer.advance(State.VERIFIED, deadline_s=deadline_s)
         transfer.writer_may_write = False  # It handed over: that is its word.
-        spans = block_spans(tokens, self.terms.layout.block_tokens)
+        spans = block_spans(tokens, self.terms.layout)
         return tuple(
             IncomingBlock(p0=p0, p1=p1, data=view)
             for (p0, p1), view in zip(spans, views, strict=True)

@@ -21,6 +21,7 @@ from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import DecodeJob, RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, Reserve, Ticket
 from diptych_kvlink.claiming import Claims, IncomingBlock
+from diptych_kvlink.engine_target import EngineTarget
 from diptych_kvlink.held_slots import HeldSlots
 from diptych_kvlink.ledger import State, Transfer, TransferLedger
 from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, open_targets
@@ -38,7 +39,8 @@ class IncomingTransfers:
     """The transfers into one worker, and the slots they go through.
 
     Args:
-        layout: What the engine here imports.
+        layout: What the engine here imports. Where its blocks pass through no slots (`slot_bytes`
+            is 0) the only link is `engine`: tickets name no slots, and nothing is written.
         slots: How many blocks can be on their way at once.
         lease_s: How long each open state of a ticket lasts; a repeated `Reserve` renews it.
         name: This worker's incarnation.
@@ -63,9 +65,12 @@ class IncomingTransfers:
         self._office = TicketOffice(links.clock)
         self._tally = Tally()
         self._ledger = TransferLedger()
-        shape = PoolShape(slots=slots, slot_bytes=layout.slot_bytes)
         guard = Guard(self._office, self._tally)
-        targets = open_targets(links, name=name, shape=shape, guard=guard)
+        if layout.slot_bytes:
+            shape = PoolShape(slots=slots, slot_bytes=layout.slot_bytes)
+            targets = open_targets(links, name=name, shape=shape, guard=guard)
+        else:
+            slots, targets = 0, (EngineTarget(),)
         self._held = HeldSlots(targets, SlotPool(slots), self._ledger)
         self._claims = Claims(self._terms, self._office, self._ledger, self._held)
         self._cooling: set[TransferId] = set()
@@ -210,7 +215,7 @@ class IncomingTransfers:
         self._held.shut()
 
     def _open(self, request: Reserve, tokens: int, now_s: float, target: LinkTarget) -> Transfer:
-        blocks = -(-tokens // self._terms.layout.block_tokens)
+        blocks = self._terms.layout.blocks(tokens)
         transfer = self._terms.opened(request, tokens, now_s=now_s, blocks=blocks)
         ended = self._ledger.how_ended(request.transfer_id)
         if ended is not None:

@@ -45,8 +45,14 @@ class Terms:
             raise Refused(RefusalReason.EXPIRED, f"{expected} has no time left")
 
     def granted_s(self, request: Reserve) -> float:
-        """How long its ticket lasts: as it asks, at least the lease, at most its budget."""
-        asked_s = max(self.lease_s, request.lease_ms / 1000)
+        """How long its ticket lasts: as it asks, at least the lease, at most its budget.
+
+        Exactly as it asks where prefill's engine frees KV that nobody fetches: a ticket that
+        outlasted that would be for KV that is gone.
+        """
+        asked_s = request.lease_ms / 1000
+        if request.hand_off is None or not request.hand_off.orphan_ms or not asked_s:
+            asked_s = max(self.lease_s, asked_s)
         return min(asked_s, request.generation.budget_ms / 1000)
 
     def opened(self, request: Reserve, tokens: int, *, now_s: float, blocks: int) -> Transfer:

@@ -16,8 +16,8 @@ class SlotPool:
     """A fixed number of slots. The one that has been free longest is handed out first."""
 
     def __init__(self, slots: int) -> None:
-        if slots < 1:
-            raise ValueError(f"a pool needs at least one slot, got {slots}")
+        if slots < 0:
+            raise ValueError(f"a pool has no fewer than 0 slots, got {slots}")
         self._generation = [0] * slots
         self._free = deque(range(slots))
         self._held: dict[int, SlotRef] = {}

@@ -64,9 +64,10 @@ def ticket_id(generation: Generation) -> TransferId:
     return transfer_id(generation.request_id, generation.attempt)
 
 
-def block_spans(tokens: int, block_tokens: int) -> list[tuple[int, int]]:
+def block_spans(tokens: int, layout: KvLayout) -> list[tuple[int, int]]:
     """The positions [p0, p1) of each block that together hold `tokens` tokens."""
-    return [(p0, min(p0 + block_tokens, tokens)) for p0 in range(0, tokens, block_tokens)]
+    size = layout.block_tokens
+    return [(n * size, min((n + 1) * size, tokens)) for n in range(layout.blocks(tokens))]
 
 
 def check_context(transfer: Transfer, salt: int) -> None:
@@ -82,7 +83,7 @@ def check_shape(
     transfer: Transfer, blocks: Sequence[BlockDigest], *, tokens: int, layout: KvLayout
 ) -> None:
     """Raise `Unverified` unless `blocks` are those of the ticket: all, in order, of full length."""
-    spans = block_spans(transfer.tokens, layout.block_tokens)
+    spans = block_spans(transfer.tokens, layout)
     indices = [block.index for block in blocks]
     if tokens != transfer.tokens or indices != list(range(len(spans))):
         raise Unverified(

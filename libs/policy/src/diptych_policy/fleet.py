@@ -145,6 +145,13 @@ class Fleet:
             worker in kept for other, kept in self._kept_for.items() if other != request_id
         )
 
+    def peers(self, of: WorkerRegistration) -> Iterator[WorkerRegistration]:
+        """Registered workers of the same model in the other role, whether they beat or not."""
+        for worker in self._workers.values():
+            registration = worker.registration
+            if registration.model == of.model and registration.role is not of.role:
+                yield registration
+
     def usable(self, model: str, role: Role) -> Iterator[Worker]:
         """Workers that serve `model` in `role`, beat, and are not draining."""
         for worker in self._workers.values():

@@ -52,6 +52,8 @@ class JobAdmission:
         self._past: OrderedDict[tuple[RequestId, int], None] = OrderedDict()
         self._cancelled: OrderedDict[RequestId, int] = OrderedDict()
         self.draining = False
+        self.out_of_order = ""
+        """Why nothing can run here for the time being, if so: its engine is gone, say."""
 
     def __len__(self) -> int:
         return len(self._seats)
@@ -83,6 +85,8 @@ class JobAdmission:
     def _no_seat(self, tokens: int, *, may_wait: bool) -> NotAdmitted | None:
         if self.draining:
             return NotAdmitted(RefusalReason.DRAINING)
+        if self.out_of_order:
+            return NotAdmitted(RefusalReason.NO_ROOM, self.out_of_order)
         if tokens > self._kv_tokens:
             detail = f"needs {tokens} KV cells, the worker has {self._kv_tokens}"
             return NotAdmitted(RefusalReason.NO_ROOM, detail)

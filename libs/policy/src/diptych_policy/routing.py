@@ -6,7 +6,8 @@ this request included that it has not cached: so a prefix attracts its kind, unt
 it costs more than computing it elsewhere, and then there are two that have it.
 
 A prompt that would not fit into a decode worker's transfer slots, all of them, is never handed over
-to it: where that leaves no pair, one worker does both phases.
+to it: where that leaves no pair, one worker does both phases. Workers whose engines move KV
+themselves pair if model and terms are equal; prompts of any length are handed over then.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from diptych_contracts.fleet import Role, WorkerRegistration
+from diptych_contracts.handoffs import LINK as ENGINE_LINK
+from diptych_contracts.handoffs import HandOffTerms
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import Assignment, Forced, Mode
 from diptych_contracts.transfers import MAX_TRANSFER_BLOCKS
@@ -69,10 +72,13 @@ def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> li
     """KV links over which `prefill` can write into `decode`, fastest first.
 
     A worker writes over the kinds it offers itself. An endpoint that names a host reaches no
-    further: shared memory always does, a listener on loopback too.
+    further: shared memory always does, a listener on loopback too. Engines that move KV themselves
+    have one link, `engine`, with their like.
     """
-    if prefill.fingerprint != decode.fingerprint or prefill.layout != decode.layout:
+    if obstacle(prefill, decode):
         return []
+    if decode.hand_off is not None:
+        return [ENGINE_LINK]
     spoken = {endpoint.kind for endpoint in prefill.endpoints}
     return [
         endpoint.kind
@@ -81,8 +87,37 @@ def links_between(prefill: WorkerRegistration, decode: WorkerRegistration) -> li
     ]
 
 
+def obstacle(prefill: WorkerRegistration, decode: WorkerRegistration) -> str:
+    """Why `prefill` can never hand over to `decode`, whatever links there are; empty: it can."""
+    ours, theirs = prefill.hand_off, decode.hand_off
+    if prefill.fingerprint != decode.fingerprint:
+        return f"weights {prefill.fingerprint.weights} and {decode.fingerprint.weights} differ"
+    if ours != theirs:
+        return f"{_told(ours)} and {_told(theirs)} do not pair"
+    if ours is None and prefill.layout != decode.layout:
+        return f"KV of {prefill.layout.engine_build} and {decode.layout.engine_build} differs"
+    return ""
+
+
+def lonely(worker: WorkerRegistration, fleet: Fleet) -> str:
+    """Why no worker of the other role can work with `worker`; empty: one can, or there is none."""
+    reasons = []
+    for peer in fleet.peers(worker):
+        prefill, decode = (worker, peer) if worker.role is Role.PREFILL else (peer, worker)
+        if not (reason := obstacle(prefill, decode)):
+            return ""
+        reasons.append(f"{peer.worker}: {reason}")
+    return reasons[0] if reasons else ""
+
+
+def _told(terms: HandOffTerms | None) -> str:
+    return "KV links" if terms is None else f"{terms.kind} {terms.engine_version}"
+
+
 def transferable_tokens(decode: WorkerRegistration, link: str) -> int:
     """Longest context that can be handed over to `decode` over `link`, with all slots free."""
+    if link == ENGINE_LINK:
+        return decode.context_tokens
     slots = max((e.slots for e in decode.endpoints if e.kind == link), default=0)
     return min(slots, MAX_TRANSFER_BLOCKS) * decode.layout.block_tokens
 
@@ -151,9 +186,7 @@ def _remote(
 ) -> Assignment | Unplaced:
     pairs = _pairs(demand, prefills, decodes)
     if not pairs:
-        return Unplaced(
-            f"no prefill worker can hand the KV of {demand.prompt_tokens} tokens to a decode worker"
-        )
+        return Unplaced(_unpaired(demand, prefills, decodes))
     decode = _least_loaded(
         _open(demand, fleet, {decode.id: decode for _, decode, _ in pairs}.values()),
         demand.prompt_tokens + demand.answer_tokens,
@@ -183,6 +216,16 @@ def _remote(
         next_link=next_link,
         apart=demand.apart,
     )
+
+
+def _unpaired(demand: Demand, prefills: list[Worker], decodes: list[Worker]) -> str:
+    """Why no two of them can work together: what a person has to change, if it is that."""
+    why = f"no prefill worker can hand the KV of {demand.prompt_tokens} tokens to a decode worker"
+    for prefill in prefills:
+        for decode in decodes:
+            if reason := obstacle(prefill.registration, decode.registration):
+                return f"{why}: {reason} ({prefill.id}, {decode.id})"
+    return why
 
 
 def _pairs(

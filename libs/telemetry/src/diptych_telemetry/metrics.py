@@ -149,6 +149,12 @@ class TransferMetrics:
             "kv_transfer_slots_quarantined", "Slots of ended tickets that somebody may still touch."
         )
         self.slots_used = gauge("kv_transfer_slots_used", "Block slots held by tickets.")
+        self.orphans = counter(
+            "kv_orphans_total", "Hand-offs an engine offered and no decode worker took."
+        )
+        self.pinned_orphans = gauge(
+            "kv_pinned_orphans", "Of these, how many whose KV its engine still holds."
+        )
         self.duration = histogram(
             "kv_transfer_duration_seconds",
             "From the end of prefill to the peer's acceptance.",

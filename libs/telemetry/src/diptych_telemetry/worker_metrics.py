@@ -13,6 +13,8 @@ from diptych_telemetry.metrics import (
     FIRST_TOKEN_BUCKETS_S,
     PER_TOKEN_BUCKETS_S,
     REGISTRY,
+    counter,
+    gauge,
     histogram,
 )
 
@@ -56,6 +58,10 @@ class StepMetrics:
             "Tokens computed in one step.",
             buckets=tuple(float(2**n) for n in range(12)),
         )
+        self.accepted_drafts = counter(
+            "engine_accepted_draft_tokens_total", "Tokens told that were drafted and found right."
+        )
+        self.gone = gauge("engine_gone", "1 while the engine behind the worker does not answer.")
 
 
 @cache

@@ -20,6 +20,7 @@ from diptych_chassis.member import Member
 from diptych_chassis.vitals import Vitals
 from diptych_contracts import subjects
 from diptych_contracts.cards import ModelCard
+from diptych_contracts.errors import EngineGone
 from diptych_contracts.fleet import Beat, Role, WorkerLoad
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import RecordState, RequestRecord
@@ -27,6 +28,8 @@ from diptych_contracts.sampling import Stopping
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_engine.matching import Grammars
 from diptych_engine.port import Engine, StepEngine
+from diptych_engine.request_loop import RequestLoop
+from diptych_engine.request_watch import WatchTimes
 from diptych_engine.step_loop import StepLoop
 from diptych_policy.fleet import Fleet
 from diptych_policy.limits import Limits
@@ -38,6 +41,7 @@ from diptych_testkit.bus_client import BusClient
 from diptych_testkit.checked_ledger import CheckedLedger
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_testkit.toy_engine import ToyStepEngine
+from diptych_testkit.toy_request_engine import ToyRequestEngine
 from diptych_testkit.virtual_engine import VirtualEngine
 from diptych_testkit.virtual_links import Network
 from diptych_testkit.virtual_time import LIFE, virtual_loop
@@ -47,6 +51,7 @@ from diptych_worker.device import Equipment
 from diptych_worker.settings import WorkerSettings
 
 _BEAT_S = 0.1
+_SOON = WatchTimes(health_s=0.05, answer_s=5.0, stats_s=0.05)
 _EPOCH_MS = 1_700_000_000_000
 
 
@@ -82,7 +87,7 @@ class SmallFleet:
         self.client = BusClient(self.bus, GATEWAY, unix_ms=self.unix_ms)
         self.lives: dict[str, Life] = {}
         self.loads: dict[str, WorkerLoad] = {}
-        self.engines: dict[str, StepEngine] = {}
+        self.engines: dict[str, StepEngine | ToyRequestEngine] = {}
         self.ledgers: dict[str, CheckedLedger] = {}
         self.transfer_slots: dict[str, int] = {}
         self.crashes: list[BaseException] = []
@@ -139,15 +144,27 @@ class SmallFleet:
         self._start(name, member, serving, context=context)
 
     def worker(
-        self, name: str, role: Role, *, engine: StepEngine | None = None, **settings: Any
+        self,
+        name: str,
+        role: Role,
+        *,
+        engine: StepEngine | ToyRequestEngine | None = None,
+        card: ModelCard | None = None,
+        ended: list[BaseException] | None = None,
+        **settings: Any,
     ) -> None:
-        """Start a worker on a toy engine."""
+        """Start a worker on a toy engine; one that moves its own KV needs real time.
+
+        A worker that ends because its engine was gone puts that into `ended`.
+        """
         member, context = self._member(f"{role}-worker", name)
         self.engines[name] = steps = engine or ToyStepEngine()
         chosen = WorkerSettings(**({"transfer_slots": 64} | settings))
         self.transfer_slots[name] = chosen.transfer_slots
         equipment = Equipment(self._engine(name, steps), SimulatedDevice(), self.network)
-        serving = run_worker(member, chosen, role, card=_card(), on=equipment)
+        serving = run_worker(member, chosen, role, card=card or _card(), on=equipment)
+        if ended is not None:
+            serving = _noting(serving, ended)
         self._start(name, member, serving, context=context)
 
     def join(
@@ -158,7 +175,11 @@ class SmallFleet:
         self._start(name, member, context.run(serve, member), context=context)
         return self.lives[name]
 
-    def _engine(self, name: str, steps: StepEngine) -> Engine:
+    def _engine(self, name: str, steps: StepEngine | ToyRequestEngine) -> Engine:
+        if isinstance(steps, ToyRequestEngine):
+            loop = RequestLoop(steps, _no_stops, times=_SOON)
+            loop.open()
+            return loop
         if self._loop is None:
             return StepLoop(steps, _no_stops, grammars=_grammars(steps))
         assert isinstance(steps, ToyStepEngine)
@@ -290,6 +311,13 @@ async def small_fleet(broker: MemoryBroker | None = None) -> AsyncIterator[Small
 @cache
 def _card() -> ModelCard:
     return tiny_card(model=MODEL)
+
+
+async def _noting(serving: Coroutine[Any, Any, None], ended: list[BaseException]) -> None:
+    try:
+        await serving
+    except* EngineGone as errors:
+        ended += errors.exceptions
 
 
 def _no_stops(_stopping: Stopping) -> NoStops:

@@ -1,16 +1,20 @@
 """Composition root of both workers: the only module here that names concrete adapters."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from diptych_engine.request_loop import RequestLoop
 
 from diptych_chassis.member import Member
-from diptych_contracts.cards import ModelCard
-from diptych_contracts.errors import Permanent
+from diptych_contracts.cards import GRAMMAR_PARAMETERS, ModelCard
+from diptych_contracts.errors import EngineGone, Permanent
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.sampling import Stopping
 from diptych_contracts.transfers import LinkEndpoint
+from diptych_engine.adapters import AdapterSettings, make_engine, read_options
+from diptych_engine.folder_card import card_from_folder
 from diptych_engine.gguf_card import card_from_gguf
 from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.llamacpp.settings import MAX_SEQUENCES, PREFIX_SEQUENCES
@@ -25,27 +29,39 @@ from diptych_kvlink.lockfile import host_id
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_policy.job_admission import JobAdmission
 from diptych_power.sim import SimulatedDevice
+from diptych_telemetry import logger
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
 from diptych_worker.announced_blocks import AnnouncedBlocks
+from diptych_worker.decode_peer import DecodePeer
 from diptych_worker.decoding import Decoding
 from diptych_worker.device import Equipment
 from diptych_worker.embedding import EmbedDesk
+from diptych_worker.engine_handing_over import EngineHandOver
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.metering import WorkerMetrics
+from diptych_worker.orphaned import Orphans
 from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
 from diptych_worker.reporting import Reports
 from diptych_worker.service import Parts, Worker
-from diptych_worker.settings import WorkerSettings
+from diptych_worker.settings import OWN_ENGINES, WorkerSettings
 from diptych_worker.taking_over import TakeOver
+
+log = logger("worker")
+
+_AGAIN_S = 1.0
+"""How often an engine that does not answer yet is asked."""
 
 
 async def serve(member: Member, settings: WorkerSettings, role: Role) -> None:
     """Run a worker until `member` is told to stop."""
     card = await asyncio.to_thread(read_card, settings)
-    engine = await asyncio.to_thread(load_engine, settings, card)
+    if settings.engine in OWN_ENGINES:
+        engine = await asyncio.to_thread(load_engine, settings, card)
+    else:
+        engine = await open_engine(member, settings, role, card)
     device = SimulatedDevice(tdp_w=settings.device_watts)
     await run_worker(member, settings, role, card=card, on=Equipment(engine, device))
 
@@ -54,11 +70,15 @@ def read_card(settings: WorkerSettings) -> ModelCard:
     """The card of the configured model. Raises `Permanent` with one clear line."""
     if settings.model_path != Path():
         model = settings.model or settings.model_path.stem
-        card = card_from_gguf(settings.model_path, model=model)
+        if settings.model_path.is_dir() and settings.engine not in OWN_ENGINES:
+            card = card_from_folder(settings.model_path, model=model)
+        else:
+            card = card_from_gguf(settings.model_path, model=model)
     elif settings.engine == "sim":
         card = sim_card(model=settings.model or "sim")
     else:
-        raise Permanent("no model: set MODEL_PATH to a GGUF file")
+        kinds = "a GGUF file" if settings.engine in OWN_ENGINES else "a GGUF file or a folder"
+        raise Permanent(f"no model: set MODEL_PATH to {kinds}")
     limit = settings.context_tokens or card.context_tokens
     # The simulated engine has learned nothing that a longer context could go beyond.
     trained = limit if settings.engine == "sim" else card.context_tokens
@@ -68,15 +88,60 @@ def read_card(settings: WorkerSettings) -> ModelCard:
 
 def load_engine(settings: WorkerSettings, card: ModelCard) -> Engine:
     """The engine, its weights in memory and checked."""
+    codec, answer_text = TextCodec.from_card(card), _stop_text(card)
+    grammars = Grammars(codec, card.eos_ids) if card.grammars else None
+    if settings.engine == "sim":
+        return StepLoop(_sim(settings, card, codec), answer_text, grammars=grammars)
+    return StepLoop(_llamacpp(settings, card), answer_text, grammars=grammars)
+
+
+async def open_engine(
+    member: Member, settings: WorkerSettings, role: Role, card: ModelCard
+) -> Engine:
+    """The engine this worker is put in front of, once it answers: it may start later than we do.
+
+    Raises:
+        Permanent: it never will, as it is set up. Says why in one line.
+    """
+    options = read_options(settings.engine_options)
+    while True:
+        loop = RequestLoop(
+            make_engine(
+                AdapterSettings(
+                    name=settings.engine,
+                    card=card,
+                    role=role,
+                    url=settings.engine_url,
+                    engine_model=settings.engine_model,
+                    options=options,
+                    model_path=settings.model_path,
+                    kv_tokens=settings.kv_tokens,
+                    max_sequences=settings.max_sequences,
+                )
+            ),
+            _stop_text(card),
+        )
+        try:
+            await asyncio.to_thread(loop.open)
+        except EngineGone as err:
+            member.ready(False, f"waits for its engine: {err}")
+            log.info("engine_awaited", engine=settings.engine, error=str(err))
+        else:
+            return loop
+        finished, _ = await asyncio.wait(
+            [asyncio.create_task(member.stopping.wait())], timeout=_AGAIN_S
+        )
+        if finished:
+            raise EngineGone("told to stop before its engine answered")
+
+
+def _stop_text(card: ModelCard) -> Callable[[Stopping], AnswerText]:
     codec = TextCodec.from_card(card)
 
     def answer_text(stopping: Stopping) -> AnswerText:
         return AnswerText(codec, stopping.stop)
 
-    grammars = Grammars(codec, card.eos_ids) if card.grammars else None
-    if settings.engine == "sim":
-        return StepLoop(_sim(settings, card, codec), answer_text, grammars=grammars)
-    return StepLoop(_llamacpp(settings, card), answer_text, grammars=grammars)
+    return answer_text
 
 
 def _llamacpp(settings: WorkerSettings, card: ModelCard) -> LlamaCppEngine:
@@ -126,7 +191,7 @@ async def run_worker(
 ) -> None:
     """Join engine and device to the bus and the KV links, and serve."""
     incoming, links = _links(member, settings, on)
-    card = _embedding_card(card, on.engine.spec)
+    card = offered_card(card, on.engine.spec)
     register = _register(member, role, card, on=on, endpoints=incoming.endpoints)
     parts = _parts(member, settings, register, on=on, links=(incoming, links))
     worker = Worker(member, parts, drain_s=settings.drain_s)
@@ -140,10 +205,17 @@ async def run_worker(
         incoming.close()
 
 
-def _embedding_card(card: ModelCard, spec: EngineSpec) -> ModelCard:
-    """`card`, which says what vectors the engine gives."""
+def offered_card(card: ModelCard, spec: EngineSpec) -> ModelCard:
+    """`card`, which says what the engine can do: vectors, parameters, and how much it holds."""
+    theirs = spec.layout.slot_bytes == 0
+    context_tokens = min(card.context_tokens, spec.context_tokens)
     return msgspec.structs.replace(
-        card, embedding_size=spec.embedding_size, embedding_tokens=spec.embedding_tokens
+        card,
+        context_tokens=context_tokens if theirs else card.context_tokens,
+        embedding_size=spec.embedding_size,
+        embedding_tokens=spec.embedding_tokens,
+        unsupported=spec.unsupported,
+        grammars=card.grammars and not set(GRAMMAR_PARAMETERS) <= set(spec.unsupported),
     )
 
 
@@ -152,7 +224,7 @@ def _links(
 ) -> tuple[IncomingTransfers, WriterLinks]:
     """Both ends of the KV links."""
     link_settings = LinkSettings(
-        kinds=settings.links,
+        kinds=settings.links if on.engine.spec.layout.slot_bytes else (),
         host=settings.kv_host,
         port=settings.kv_port,
         tls=settings.kv_tls == "required",
@@ -187,7 +259,8 @@ def _register(
         model=card.model,
         fingerprint=spec.fingerprint,
         layout=spec.layout,
-        endpoints=endpoints,
+        endpoints=endpoints if spec.layout.slot_bytes else (),
+        hand_off=spec.hand_off,
         max_sequences=spec.max_sequences,
         kv_tokens=spec.kv_tokens,
         context_tokens=card.context_tokens,
@@ -215,18 +288,20 @@ def _parts(
     embedding = EmbedDesk(
         member, engine, model=register.card.model, draining=lambda: admission.draining
     )
-    take_over = TakeOver(incoming, admission, spec.fingerprint, metrics=metrics, now_s=now_s)
+    orphans = Orphans(now_s)
+    take_over = TakeOver(
+        incoming, admission, spec.fingerprint, terms=spec.hand_off, metrics=metrics, now_s=now_s
+    )
     return Parts(
         engine=engine,
         admission=admission,
         news=EngineNews(bus, me, device, metrics, blocks=blocks, now_s=now_s),
-        hand_over=HandOver(
-            bus,
+        hand_over=_hand_over(
+            DecodePeer(bus, transfer_s=settings.transfer_s, now_s=now_s),
             engine,
             writers,
             metrics=metrics,
-            transfer_s=settings.transfer_s,
-            now_s=now_s,
+            orphans=orphans,
         ),
         take_over=take_over,
         decoding=Decoding(bus, engine, worker=me, imported=take_over.imported),
@@ -243,6 +318,23 @@ def _parts(
             metrics=metrics,
             waits=register.registration.role is Role.PREFILL,
             embedding=embedding,
+            orphans=orphans,
         ),
         device=device,
+    )
+
+
+def _hand_over(
+    peer: DecodePeer,
+    engine: Engine,
+    writers: WriterLinks,
+    *,
+    metrics: WorkerMetrics,
+    orphans: Orphans,
+) -> HandOver | EngineHandOver:
+    terms = engine.spec.hand_off
+    if terms is None:
+        return HandOver(peer, engine, writers, metrics=metrics)
+    return EngineHandOver(
+        peer, engine, terms, worker=writers.writer, metrics=metrics, orphans=orphans
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from diptych_contracts.errors import Permanent, Refused
+from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import DecodeJob, GenerateJob, Job, PrefillJob
 from diptych_contracts.journal import Report
@@ -40,6 +41,10 @@ class Attempt:
     """DECODE: how long it took to verify the KV."""
     sampled: asyncio.Future[NewTokens] = field(default_factory=asyncio.Future)
     """PREFILL: the token that ends it."""
+    offered: asyncio.Future[EngineHandOff] = field(default_factory=asyncio.Future)
+    """PREFILL, where the engine moves KV itself: what decode needs."""
+    untold: bool = False
+    """PREFILL whose token is thrown away: decode's counts."""
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """The engine holds nothing of it any more."""
     failure: Refused | Permanent | None = None
@@ -53,6 +58,14 @@ class Attempt:
         """Its name in the engine."""
         generation = self.job.generation
         return SequenceKey(generation.request_id, generation.attempt)
+
+    @property
+    def complete(self) -> bool:
+        """PREFILL: whether its token ended the answer."""
+        sampled = self.sampled
+        if not sampled.done() or sampled.cancelled() or sampled.exception() is not None:
+            return False
+        return sampled.result().finish is not None
 
     @property
     def gateway(self) -> Incarnation:

@@ -61,15 +61,21 @@ class Decoding:
 
     def _take_over(self, attempt: Attempt, job: DecodeJob) -> None:
         """Say that the answer goes on here."""
+        if job.hand_off is None:
+            self._started(attempt)
+        if job.first_ids:
+            self._bus.append(attempt.gateway, _taken_over(self._worker, job))
+
+    def _started(self, attempt: Attempt) -> None:
+        """Say that the attempt needs its prefill worker no more."""
         started = Started(
-            request_id=job.generation.request_id,
-            attempt=job.generation.attempt,
+            request_id=attempt.key.request_id,
+            attempt=attempt.key.attempt,
             worker=self._worker,
             phase=attempt.phase,
             voice=attempt.voice,
         )
         self._bus.append(attempt.gateway, started)
-        self._bus.append(attempt.gateway, _taken_over(self._worker, job))
 
     def _work(
         self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
@@ -85,14 +91,20 @@ class Decoding:
             stopping=generation.stopping,
             tenant=generation.tenant,
             blocks=blocks,
-            on_imported=self._when_imported(job) if isinstance(job, DecodeJob) else None,
+            hand_off=job.hand_off if isinstance(job, DecodeJob) else None,
+            on_imported=self._when_imported(attempt, job) if isinstance(job, DecodeJob) else None,
         )
 
-    def _when_imported(self, job: DecodeJob) -> Callable[[], None]:
+    def _when_imported(self, attempt: Attempt, job: DecodeJob) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
 
+        def fetched() -> None:
+            if job.hand_off is not None:  # until now the KV was with prefill's engine
+                self._started(attempt)
+            self._imported(job.transfer_id)
+
         def imported() -> None:
-            loop.call_soon_threadsafe(self._imported, job.transfer_id)
+            loop.call_soon_threadsafe(fetched)
 
         return imported
 

@@ -3,6 +3,8 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from diptych_bus.port import Journal
 from diptych_contracts.errors import DiptychError, Incompatible, Permanent, Refused
@@ -10,6 +12,7 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import AttemptFailed, End, TokenEntry, TokenFrame
 from diptych_engine.port import (
+    HandOffReady,
     NewTokens,
     Phase,
     SequenceAborted,
@@ -85,28 +88,49 @@ class EngineNews:
         ends: dict[Incarnation, list[End]] = defaultdict(list)
         for news in report.news:
             attempt = self.attempts.get(news.key)
-            match news:
-                case _ if attempt is None:
-                    pass
-                case SequenceStarted():
-                    attempt.started_s = self._now_s()
-                    attempt.cached_tokens = news.cached_tokens
-                    self._metrics.started(attempt)
-                case NewTokens():
-                    if news.token_ids:
-                        entries[attempt.gateway].append(_entry(news, attempt.voice))
-                    end = self._take_tokens(attempt, news)
-                    if end is not None:
-                        ends[attempt.gateway].append(end)
-                case SequenceFailed():
-                    self._drop(attempt, news.reason, news.detail, permanent=news.permanent)
-                case SequenceAborted():
-                    self._drop(attempt, RefusalReason.CANCELLED, "stopped")
+            if attempt is None:
+                continue
+            if not isinstance(news, NewTokens):
+                self._hear(attempt, news)
+                continue
+            if attempt.untold and news.finish is None:
+                news = replace(news, token_ids=(), logprobs=())
+            if news.cached_tokens is not None:
+                self._note_cached(attempt, news.cached_tokens)
+            if news.token_ids:
+                entries[attempt.gateway].append(_entry(news, attempt.voice))
+            end = self._take_tokens(attempt, news)
+            if end is not None:
+                ends[attempt.gateway].append(end)
         for gateway in dict.fromkeys((*entries, *ends)):
             frame = TokenFrame(
                 worker=self._worker, entries=tuple(entries[gateway]), ends=tuple(ends[gateway])
             )
             self._journal.append(gateway, frame)
+
+    def _hear(
+        self,
+        attempt: Attempt,
+        news: SequenceStarted | SequenceFailed | SequenceAborted | HandOffReady,
+    ) -> None:
+        match news:
+            case SequenceStarted():
+                attempt.started_s = self._now_s()
+                attempt.cached_tokens = news.cached_tokens
+                self._metrics.started(attempt)
+            case HandOffReady():
+                if not attempt.offered.done():
+                    attempt.offered.set_result(news.hand_off)
+            case SequenceFailed():
+                self._drop(attempt, news.reason, news.detail, permanent=news.permanent)
+            case SequenceAborted():
+                self._drop(attempt, RefusalReason.CANCELLED, "stopped")
+
+    def _note_cached(self, attempt: Attempt, tokens: int) -> None:
+        """An engine says only with its first output what it had cached."""
+        if attempt.phase is not Phase.DECODE:
+            self._metrics.cached(tokens - attempt.cached_tokens)
+            attempt.cached_tokens = tokens
 
     def _charge(self, report: StepReport) -> None:
         """Split the step's energy by the tokens computed for each sequence."""
@@ -148,9 +172,11 @@ class EngineNews:
         """The engine holds nothing of `attempt` any more, and no end was reached."""
         why = Refused(reason, detail)
         attempt.failure = Permanent(str(why)) if permanent else why
-        if not attempt.sampled.done():
-            attempt.sampled.set_exception(attempt.failure)
-            attempt.sampled.exception()  # seen, even if nobody waits
+        waited_for: tuple[asyncio.Future[Any], ...] = (attempt.sampled, attempt.offered)
+        for future in waited_for:
+            if not future.done():
+                future.set_exception(attempt.failure)
+                future.exception()  # seen, even if nobody waits
         self._leave(attempt)
 
     def _leave(self, attempt: Attempt) -> None:

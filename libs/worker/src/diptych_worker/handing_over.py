@@ -1,39 +1,12 @@
 """The prefill side of a hand-off: reserve, write while computing, hand over."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
-from diptych_bus.port import Bus
-from diptych_contracts import subjects
-from diptych_contracts.errors import (
-    BusAway,
-    DiptychError,
-    Expired,
-    Incompatible,
-    LinkBroken,
-    Refused,
-)
-from diptych_contracts.ids import TransferId, transfer_id
-from diptych_contracts.jobs import (
-    DecodeJob,
-    Generation,
-    JobAnswer,
-    JobRefused,
-    PrefillJob,
-)
-from diptych_contracts.transfers import (
-    Release,
-    Released,
-    Reserve,
-    ReserveAnswer,
-    ReserveRefused,
-    Ticket,
-)
-from diptych_contracts.wire import Message
+from diptych_contracts.errors import Incompatible, LinkBroken, Refused
+from diptych_contracts.jobs import DecodeJob, Generation, JobRefused, PrefillJob
+from diptych_contracts.transfers import Reserve
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.agreement import check_ticket
 from diptych_kvlink.outgoing import OutgoingTransfer
@@ -41,17 +14,14 @@ from diptych_kvlink.verifying import context_salt
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_telemetry import logger, names, tracer
 from diptych_worker.attempts import Attempt
+from diptych_worker.decode_peer import LEASE_MARGIN_MS, DecodePeer, check_taken, ticket_of
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.taking_over import context_tokens
 
 log = logger("worker")
 spans = tracer("worker")
 
-_CALL_S = 0.5
-_PAUSE_S = 0.1
 _CLOSING_S = 0.005
-_LEASE_MARGIN_MS = 5_000
-"""For clocks that started at different moments."""
 
 
 class HandOver:
@@ -59,20 +29,17 @@ class HandOver:
 
     def __init__(
         self,
-        bus: Bus,
+        peer: DecodePeer,
         engine: Engine,
         links: WriterLinks,
         *,
         metrics: WorkerMetrics,
-        transfer_s: float,
-        now_s: Callable[[], float],
     ) -> None:
-        self._bus = bus
+        self._peer = peer
         self._engine = engine
         self._links = links
         self._metrics = metrics
-        self._transfer_s = transfer_s
-        self._now_s = now_s
+        self._now_s = peer.now_s
 
     async def run(self, attempt: Attempt, job: PrefillJob) -> None:
         """Prefill, sample one token, and make the decode worker answer for the attempt.
@@ -109,11 +76,7 @@ class HandOver:
         while not closed and transfer is not None:
             await asyncio.sleep(_CLOSING_S)
             closed = transfer.close()
-        release = Release(transfer_id=_transfer_id(job.generation), reason="not handed over")
-        with contextlib.suppress(DiptychError):  # else its lease frees it
-            await self._bus.request(
-                subjects.kv(job.decode_worker, "release"), release, Released, timeout_s=_CALL_S
-            )
+        await self._peer.release(job)
 
     async def _open(self, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
         """A ticket and its open link: the job's, or the next one if that cannot be opened."""
@@ -138,7 +101,7 @@ class HandOver:
             span.set_attribute(names.LINK, link)
             span.set_attribute(names.LINK_FELL_BACK, link != job.link)
             try:
-                ticket = await self._reserve(job, reserve)
+                ticket = await self._peer.reserve(job, reserve)
             except Refused as err:
                 span.set_attribute(names.KV_REFUSED, str(err.reason))
                 raise
@@ -150,26 +113,15 @@ class HandOver:
     def _wanted(self, job: PrefillJob, link: str) -> Reserve:
         generation, spec = job.generation, self._engine.spec
         return Reserve(
-            transfer_id=_transfer_id(generation),
+            transfer_id=ticket_of(generation),
             generation=generation,
             prefill_worker=self._links.writer,
             link=link,
             layout=spec.layout,
             fingerprint=spec.fingerprint,
-            lease_ms=job.first_token_ms + int(self._within_s(job) * 1000) + _LEASE_MARGIN_MS,
+            lease_ms=job.first_token_ms + int(self._peer.within_s(job) * 1000) + LEASE_MARGIN_MS,
             certificate=self._links.certificate,
         )
-
-    async def _reserve(self, job: PrefillJob, reserve: Reserve) -> Ticket:
-        answer: ReserveAnswer = await self._ask(
-            subjects.kv(job.decode_worker, "reserve"),
-            reserve,
-            ReserveAnswer,
-            within_s=self._within_s(job),
-        )
-        if isinstance(answer, ReserveRefused):
-            raise Refused(answer.reason, answer.detail, by=job.decode_worker)
-        return answer
 
     async def _hand_over(
         self,
@@ -180,7 +132,7 @@ class HandOver:
     ) -> None:
         with spans.start_as_current_span(names.KV_TRANSFER) as span:
             ended_s = self._now_s()
-            within_s = self._within_s(job)
+            within_s = self._peer.within_s(job)
             digests = await transfer.digests(within_s)
             written_s = self._now_s() - ended_s
             n_bytes = sum(digest.n_bytes for digest in digests)
@@ -202,38 +154,16 @@ class HandOver:
                     transfer_bytes=n_bytes,
                 ),
             )
-            subject = subjects.job(job.decode_worker)
-            answer: JobAnswer = await self._ask(subject, decode, JobAnswer, within_s=within_s)
+            answer = await self._peer.decode(job, decode, within_s=within_s)
             if isinstance(answer, JobRefused):
                 span.set_attribute(names.KV_REFUSED, str(answer.fault or answer.reason))
-        if isinstance(answer, JobRefused):
-            raise Refused(answer.reason, answer.detail, by=job.decode_worker)
+        check_taken(answer, job)
         self._metrics.handed_over(
             transfer.kind,
             n_bytes,
             moving_s=transfer.moving_s,
             took_s=self._now_s() - ended_s,
         )
-
-    def _within_s(self, job: PrefillJob) -> float:
-        return job.transfer_ms / 1000 or self._transfer_s
-
-    async def _ask(self, subject: str, message: Message, reply: object, *, within_s: float) -> Any:
-        """Ask until there is an answer; the peer is idempotent."""
-        give_up_s = self._now_s() + within_s
-        while True:
-            try:
-                return await self._bus.request(subject, message, reply, timeout_s=_CALL_S)
-            except BusAway as err:
-                if not self._bus.connected:
-                    give_up_s = self._now_s() + within_s
-                elif self._now_s() >= give_up_s:
-                    raise Expired(f"no answer on {subject} in {within_s:g} s") from err
-                await asyncio.sleep(_PAUSE_S)
-
-
-def _transfer_id(generation: Generation) -> TransferId:
-    return transfer_id(generation.request_id, generation.attempt)
 
 
 def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> SequenceWork:

@@ -28,6 +28,7 @@ class WorkerMetrics:
         self._transfers = transfers()
         self._power = power()
         self._energy_j = 0.0
+        self._orphans = 0
         for reason in REFUSALS:
             self._transfers.refused.labels(reason)
         block_tokens = spec.layout.block_tokens
@@ -53,6 +54,7 @@ class WorkerMetrics:
 
     def step(self, report: StepReport) -> None:
         """An engine step was computed."""
+        self._steps.accepted_drafts.inc(report.accepted_drafts)
         tokens = report.prefill_tokens + report.decode_tokens
         if not tokens:
             return
@@ -69,6 +71,10 @@ class WorkerMetrics:
             self._model.prefix_queries.inc(asked)
             self._model.prefix_hits.inc(attempt.cached_tokens)
 
+    def cached(self, tokens: int) -> None:
+        """So many more prompt tokens were found in a prefix cache."""
+        self._model.prefix_hits.inc(max(0, tokens))
+
     def tokens(self, attempt: Attempt, n_tokens: int, now_s: float) -> None:
         """An attempt has new tokens."""
         self._model.generation_tokens.inc(n_tokens)
@@ -83,6 +89,16 @@ class WorkerMetrics:
         self._transfers.bytes.labels(link).inc(n_bytes)
         self._transfers.moving.labels(link).inc(moving_s)
         self._transfers.duration.labels(link).observe(took_s)
+
+    def engine_gone(self, *, gone: bool) -> None:
+        """Whether the engine behind the worker does not answer."""
+        self._steps.gone.set(gone)
+
+    def orphans(self, total: int, *, pinned: int) -> None:
+        """Hand-offs nobody took up to now, and those whose KV is still held."""
+        self._transfers.orphans.inc(total - self._orphans)
+        self._orphans = total
+        self._transfers.pinned_orphans.set(pinned)
 
     def transfer_slots(self, *, total: int, quarantined: int) -> None:
         """The room for KV on its way here."""

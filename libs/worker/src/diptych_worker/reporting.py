@@ -4,15 +4,20 @@ from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
 from diptych_chassis.orders import obeying
 from diptych_contracts import subjects
+from diptych_contracts.errors import EngineGone
 from diptych_contracts.fleet import WorkerLoad
 from diptych_contracts.power import PowerSetPoint
 from diptych_engine.port import Engine
 from diptych_policy.exhaustion import Exhaustion
 from diptych_policy.job_admission import JobAdmission
+from diptych_telemetry import logger
 from diptych_worker.device import Device
 from diptych_worker.embedding import EmbedDesk
 from diptych_worker.metering import WorkerMetrics
+from diptych_worker.orphaned import Orphans
 from diptych_worker.taking_over import TakeOver
+
+log = logger("worker")
 
 
 class Reports:
@@ -25,6 +30,7 @@ class Reports:
         metrics: Kept up to date too.
         waits: Whether jobs may wait here for the engine.
         embedding: What else does.
+        orphans: Hand-offs that nobody took.
     """
 
     def __init__(  # noqa: PLR0913 - what a worker is made of
@@ -38,6 +44,7 @@ class Reports:
         metrics: WorkerMetrics,
         waits: bool,
         embedding: EmbedDesk,
+        orphans: Orphans,
     ) -> None:
         self._member = member
         self._engine = engine
@@ -47,13 +54,22 @@ class Reports:
         self._metrics = metrics
         self._waits = waits
         self._embedding = embedding
+        self._orphans = orphans
         self._exhaustion = Exhaustion()
         self._power = obeying(member, subjects.power(member.incarnation), PowerSetPoint)
 
     async def send(self) -> None:
-        """Judge, measure, and tell everybody."""
+        """Judge, measure, and tell everybody.
+
+        Raises:
+            EngineGone: the engine was gone and answers again. It may be another one by now (its
+                version, say), and what it is was asked at the start: so this life ends.
+        """
+        self._judge_engine()
         self._judge_room()
         report = self._load()
+        pinned = max(self._orphans.pinned, self._engine.load().pinned_orphans)
+        self._metrics.orphans(self._orphans.total, pinned=pinned)
         self._metrics.load(report)
         self._metrics.transfer_slots(
             total=self._take_over.slots_total, quarantined=self._take_over.slots_quarantined
@@ -71,7 +87,7 @@ class Reports:
         reading = self._device.read(self._member.now_s())
         return WorkerLoad(
             worker=self._member.incarnation,
-            draining=self._admission.draining,
+            draining=self._admission.draining or bool(self._admission.out_of_order),
             running=load.running,
             waiting=len(self._admission) - load.running,
             waiting_tokens=load.waiting_tokens,
@@ -84,9 +100,21 @@ class Reports:
             energy_source=self._device.energy_source,
         )
 
+    def _judge_engine(self) -> None:
+        """Take nothing while the engine is gone: what it held is lost, and told so already."""
+        gone, before = self._engine.gone, self._admission.out_of_order
+        if gone is None and before:
+            raise EngineGone(f"{self._engine.spec.engine} is back ({before})")
+        self._metrics.engine_gone(gone=gone is not None)
+        if gone is None or before:
+            return
+        self._admission.out_of_order = f"the engine is gone: {gone}"
+        log.error("engine_gone", engine=self._engine.spec.engine, error=gone)
+        self._member.ready(False, self._admission.out_of_order)
+
     def _judge_room(self) -> None:
         """Not ready while nothing has fitted in for a while; a person should look why."""
-        if self._admission.draining:
+        if self._admission.draining or self._admission.out_of_order:
             return
         smallest = self._engine.spec.layout.block_tokens
         obstacle = self._take_over.obstacle or self._admission.obstacle(

@@ -47,6 +47,7 @@ from diptych_worker.attempts import Attempt
 from diptych_worker.decoding import Decoding
 from diptych_worker.device import Device
 from diptych_worker.embedding import EmbedDesk
+from diptych_worker.engine_handing_over import EngineHandOver
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
 from diptych_worker.prompts import Prompts
@@ -76,7 +77,7 @@ class Parts:
     engine: Engine
     admission: JobAdmission
     news: EngineNews
-    hand_over: HandOver
+    hand_over: HandOver | EngineHandOver
     take_over: TakeOver
     decoding: Decoding
     embedding: EmbedDesk

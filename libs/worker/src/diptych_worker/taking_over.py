@@ -5,6 +5,7 @@ from collections.abc import Callable
 from diptych_contracts.cards import Fingerprint
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import Incompatible, Refused, Unverified
+from diptych_contracts.handoffs import MAX_OPAQUE_BYTES, FirstToken, HandOffTerms
 from diptych_contracts.ids import Incarnation, RequestId, TransferId, transfer_id
 from diptych_contracts.jobs import DecodeJob, Generation, RefusalReason
 from diptych_contracts.transfers import (
@@ -36,6 +37,38 @@ def whole_tokens(generation: Generation) -> int:
     return generation.prompt_tokens + generation.stopping.max_tokens
 
 
+def check_terms(ours: HandOffTerms | None, theirs: HandOffTerms | None) -> None:
+    """Raise `Incompatible` unless both engines move KV alike: same kind, same version."""
+    if ours != theirs:
+        raise Incompatible(f"hand-off: expected {_told(ours)}, got {_told(theirs)}")
+
+
+def _told(terms: HandOffTerms | None) -> str:
+    return "one over a KV link" if terms is None else f"{terms.kind} {terms.engine_version}"
+
+
+def check_hand_off(terms: HandOffTerms | None, job: DecodeJob) -> None:
+    """See that the engine here, which moves KV by `terms`, can take `job`.
+
+    Raises:
+        Refused: says what was expected; never what the hand-off holds.
+    """
+    offer = job.hand_off
+    try:
+        check_terms(terms, None if offer is None else offer.terms)
+    except Incompatible as err:
+        raise Refused(RefusalReason.WRONG_MODEL, str(err)) from err
+    if offer is None:
+        return
+    if len(offer.opaque) > MAX_OPAQUE_BYTES:
+        text = f"expected a hand-off of at most {MAX_OPAQUE_BYTES} bytes, got {len(offer.opaque)}"
+        raise Refused(RefusalReason.UNSUPPORTED, text)
+    expected = offer.terms.first_token is FirstToken.PREFILL
+    if bool(job.first_ids) is not expected:
+        text = f"first token of {offer.terms.first_token}, got {len(job.first_ids)} from prefill"
+        raise Refused(RefusalReason.UNSUPPORTED, text)
+
+
 class TakeOver:
     """Answers reservations, and turns a decode job into verified blocks."""
 
@@ -45,6 +78,7 @@ class TakeOver:
         admission: JobAdmission,
         fingerprint: Fingerprint,
         *,
+        terms: HandOffTerms | None = None,
         metrics: WorkerMetrics,
         now_s: Callable[[], float],
     ) -> None:
@@ -52,6 +86,7 @@ class TakeOver:
         self._metrics = metrics
         self._admission = admission
         self._fingerprint = fingerprint
+        self._terms = terms
         self._now_s = now_s
         self._promised: dict[TransferId, tuple[RequestId, int]] = {}
 
@@ -61,6 +96,7 @@ class TakeOver:
         key = (generation.request_id, generation.attempt)
         try:
             check_fingerprint(self._fingerprint, request.fingerprint)
+            check_terms(self._terms, request.hand_off)
         except Incompatible as err:
             return self._no(request, RefusalReason.WRONG_MODEL, str(err))
         admitted = self._admission.admit(*key, whole_tokens(generation), may_wait=False)
@@ -110,7 +146,7 @@ class TakeOver:
     @property
     def obstacle(self) -> str:
         """Why no ticket could be given; empty if one could."""
-        if self.slots_used < self.slots_total:
+        if self.slots_used < self.slots_total or not self.slots_total:
             return ""
         return (
             f"all {self.slots_total} KV transfer slots are in use "
@@ -121,12 +157,14 @@ class TakeOver:
         """The blocks of `job`, verified.
 
         Raises:
-            Refused: it shows no ticket that counts here (`BadTicket` says why).
+            Refused: it shows no ticket that counts here (`BadTicket` says why), or hands over what
+                the engine here cannot take.
             Unverified: the blocks are not what was written; nothing may be decoded from them.
         """
         with spans.start_as_current_span(names.KV_VERIFY) as span:
             span.set_attribute(names.TRANSFER_BLOCKS, len(job.blocks))
             try:
+                check_hand_off(self._terms, job)
                 blocks = self._incoming.claim(
                     job, tokens=context_tokens(job.generation), now_s=self._now_s()
                 )

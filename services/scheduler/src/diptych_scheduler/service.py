@@ -32,6 +32,7 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.liveness import Liveness
 from diptych_policy.recovery import Ledger
+from diptych_policy.routing import lonely
 from diptych_scheduler.cached_blocks import CachedBlocks
 from diptych_scheduler.intake import Intake
 from diptych_scheduler.journals import Journals
@@ -199,7 +200,11 @@ class Scheduler:
             self._liveness.left(worker, now_s=self._member.now_s())
             self._fleet.lost(worker)
         else:
+            is_new = not self._fleet.registered(change.value.worker)
             self._fleet.register(change.value)
+            if is_new and (reason := lonely(change.value, self._fleet)):
+                # What it is there for it cannot do: answers come from one worker each.
+                log.warning("worker_unpaired", worker_id=change.value.worker, reason=reason)
             self._cached.registered(change.value.worker)
             self.tell(Ticked())
 

@@ -32,6 +32,7 @@ from diptych_gateway.admission.measuring import check_fits, may_overflow, overfl
 from diptych_gateway.admission.models import Models, ServedModel
 from diptych_gateway.judging.checking import Call, Prompt
 from diptych_gateway.judging.structured import GrammarChecks
+from diptych_gateway.judging.supported import check_plan, check_supported
 from diptych_gateway.judging.token_checks import check_bias
 from diptych_policy.voices import secret_of
 from diptych_telemetry import logger
@@ -105,10 +106,11 @@ class Acceptance:
         Raises:
             UnknownModel, Transient: see `Models.get`.
             InvalidRequest: the chat template refuses the messages, or makes nothing of them; the
-                grammar cannot be obeyed.
+                grammar, or another parameter, cannot be obeyed.
             ContextOverflow: prompt and answer do not fit.
         """
         served = self._models.get(call.model)
+        check_supported(call, served.card)
         check_bias(call.sampling.logit_bias, served.card)
         if (wanted := call.sampling.grammar) is not None:
             await self._grammars.check(wanted, served.card, param=call.grammar_param)
@@ -160,6 +162,7 @@ class Acceptance:
         """What the answer may be. Raises `InvalidRequest` for what its engine cannot obey."""
         plan = planned(call, served, prompt_ids)
         if plan.grammar is not None and plan.grammar is not call.sampling.grammar:
+            check_plan(plan.grammar, served.card, param=plan.param)
             await self._grammars.check(plan.grammar, served.card, param=plan.param)
         return plan
 

@@ -59,7 +59,9 @@ def planned(call: Call, served: ServedModel, prompt_ids: Sequence[int]) -> Plan:
     if call.prompt is not None and not call.prompt.chat:
         return Plan(None, document, call.grammar_param)
     made = answer_format(tooling, served.codec, prompt_ids, structured=document is not None)
-    found = grammar(made, tooling, served.codec, document=document, guarding=served.card.grammars)
+    card = served.card
+    guarding = card.grammars and "tool_choice" not in card.unsupported
+    found = grammar(made, tooling, served.codec, document=document, guarding=guarding)
     demanded = tooling is not None and bool(tooling.must)
     return Plan(made, found, "tool_choice" if demanded else "tools")
 
