@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,9 +44,11 @@ class Heard(NamedTuple):
 class NoText:
     """Stands for an answer's text: the test has no stop strings."""
 
-    def add(self, token_id: int) -> bool:
-        """Never the end."""
-        return False
+    stopped = False
+
+    def push(self, token_ids: Sequence[int], /) -> str:
+        """Nothing to show."""
+        return ""
 
 
 def make_tensorrt_llm(settings: SideSettings) -> RequestEngine:
@@ -75,10 +78,11 @@ def serve(
     began_s = time.monotonic()
     try:
         engine = make(settings)
-        loop = RequestLoop(engine, lambda stopping: NoText())  # type: ignore[arg-type,return-value]
+        loop = RequestLoop(engine, lambda stopping: NoText())
         loop.open()
     except DiptychError as err:
         line.send(("failed", str(err)))
+        line.close()
         return
     told = features.report() if (features := getattr(engine, "features", None)) else []
     line.send(("ready", (loop.spec.engine, time.monotonic() - began_s, [*told, *_notes(engine)])))
@@ -100,7 +104,9 @@ def serve(
         pass
     finally:
         loop.stop()
-        line.send(("stopped", None))
+        with suppress(OSError):  # nobody may be there any more
+            line.send(("stopped", None))
+        line.close()
 
 
 def _notes(engine: RequestEngine) -> list[str]:

@@ -130,7 +130,7 @@ class Side:
         """End it."""
         try:
             self._line.send(("stop", None))
-            while self._next("the end", 20.0)[0] != "stopped":
+            while self._next("the end", 20.0)[0] not in ("stopped", "failed"):
                 pass
         except (OSError, Failed):
             pass

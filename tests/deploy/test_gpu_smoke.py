@@ -5,7 +5,9 @@ process of its own.
 """
 
 import importlib
+import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -18,9 +20,11 @@ from typing import Any
 import pytest
 
 from diptych_contracts.fleet import Role
+from diptych_engine.sim_card import CHAT_TEMPLATE, sim_card
 from diptych_testkit import fake_tensorrt_llm as fake
 from diptych_testkit.request_engines import trtllm
 
+pytestmark = pytest.mark.deploy
 TOP = Path(__file__).parents[2]
 FOLDER = TOP / "infra/gpu-smoke"
 PROMPTS = [list(range(1, 30)), list(range(5, 105))]
@@ -110,13 +114,22 @@ def test_an_engine_that_does_not_start_is_said(smoke: Any) -> None:
 
 
 def test_the_command_says_what_is_missing_here(tmp_path: Path) -> None:
+    """In real processes, as on a GPU."""
+    card = sim_card(model="m")
+    config = {"max_position_embeddings": 2048, "vocab_size": 320, "eos_token_id": 2}
+    names = {"eos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    (tmp_path / "tokenizer.json").write_text(card.tokenizer_json)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         [str(FOLDER / "run"), "--model", str(tmp_path)],
+        env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 1, done.stderr
-    assert "FAILED" in done.stdout
-    assert "config.json" in done.stdout
+    assert "FAILED  both engines start: TensorRT-LLM cannot be imported" in done.stdout
+    assert "prefill on GPU 0, decode on GPU 1" in done.stdout
