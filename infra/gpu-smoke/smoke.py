@@ -1,4 +1,4 @@
-"""Does disaggregated serving on TensorRT-LLM work on this machine? One command, five minutes:
+"""Says whether disaggregated serving on TensorRT-LLM works here, in five minutes.
 
     infra/gpu-smoke/run --model FOLDER
 
@@ -280,7 +280,9 @@ def events(pair: Pair, deadline_s: float = 10.0) -> str:
             seen = f"prefill {pair.prefill.blocks_stored}, decode {pair.decode.blocks_stored}"
             raise Failed(f"reusable blocks told of: {seen}")
         time.sleep(0.05)
-    return f"blocks told of: prefill {pair.prefill.blocks_stored}, decode {pair.decode.blocks_stored}"
+    return (
+        f"blocks told of: prefill {pair.prefill.blocks_stored}, decode {pair.decode.blocks_stored}"
+    )
 
 
 def aborts(pair: Pair, prompt: list[int]) -> str:
@@ -422,7 +424,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpus", default="0,1", help="0,1 (prefill, decode), or one for both")
     parser.add_argument("--transceiver", default="NIXL", choices=["NIXL", "UCX", "DEFAULT"])
     report = run(parser.parse_args(arguments))
-    print(report.text(), flush=True)
+    sys.stdout.write(report.text() + "\n")
     return 0 if report.passed else 1
 
 

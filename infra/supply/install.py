@@ -1,6 +1,7 @@
 """Install extras of Diptych from artifacts whose SHA-256 stands in hashes.txt, and nothing else.
 
-    python infra/supply/install.py [--into PYTHON] [--keep NAMES] [--part dependencies] [--editable] EXTRA …
+    python infra/supply/install.py [--into PYTHON] [--keep NAMES] [--part dependencies] \\
+        [--editable] EXTRA …
 
 Run from the top of the repository, by any Python >= 3.11 with pip; `--into` names another
 environment's Python (which needs no pip). First pip says what it would take (versions of

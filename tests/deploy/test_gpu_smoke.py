@@ -1,4 +1,4 @@
-"""The smoke test for GPUs, on the fake of TensorRT-LLM: what it says when all is well, and when not.
+"""The smoke test for GPUs, on the fake of TensorRT-LLM: what it says if all is well, and if not.
 
 Both sides run on threads here, since fakes hand KV over within one process; on a GPU each has a
 process of its own.

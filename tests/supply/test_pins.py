@@ -216,5 +216,14 @@ def test_what_a_maker_installed_is_kept(install: dict[str, Any]) -> None:
 def test_the_worker_of_an_engine_s_image_brings_no_engine(install: dict[str, Any]) -> None:
     project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
     core = {re.split(r"[~=<>\[]", r)[0] for r in install["requirements"](project, ["worker-core"])}
-    whole = {re.split(r"[~=<>\[]", r)[0] for r in install["requirements"](project, ["prefill-worker"])}
+    whole = {
+        re.split(r"[~=<>\[]", r)[0] for r in install["requirements"](project, ["prefill-worker"])
+    }
     assert whole - core == {"xllamacpp"}
+
+
+def test_an_image_for_engines_has_the_client_of_each(install: dict[str, Any]) -> None:
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    whole = set(install["requirements"](project, ["engines"]))
+    for extra in {"triton", "vllm", "sglang"} & set(project["optional-dependencies"]):
+        assert set(install["requirements"](project, [extra])) <= whole, f"engines lacks {extra}"
