@@ -1,6 +1,6 @@
 """Install extras of Diptych from artifacts whose SHA-256 stands in hashes.txt, and nothing else.
 
-    python infra/supply/install.py [--into PYTHON] [--keep NAMES] [--part dependencies] \\
+    python infra/supply/install.py [--into PYTHON] [--keep NAMES] [--part dependencies]
         [--editable] EXTRA …
 
 Run from the top of the repository, by any Python >= 3.11 with pip; `--into` names another
