@@ -1,10 +1,30 @@
+import threading
+
 import pytest
 
 from diptych_contracts.cards import Fingerprint
-from diptych_engine.port import KvBlock, StepInput
+from diptych_contracts.ids import RequestId
+from diptych_contracts.sampling import Sampling, Stopping
+from diptych_engine.port import (
+    KvBlock,
+    NewTokens,
+    Phase,
+    SequenceKey,
+    SequenceWork,
+    StepInput,
+    StepReport,
+)
 from diptych_engine.sim import Cells, History, SimSettings, SimStepEngine, likeliest_after
 from diptych_engine.sim_card import EOS_ID, sim_card, spoken_tokens
+from diptych_engine.step_loop import StepLoop
 from diptych_text.codec import TextCodec
+
+
+class NoStops:
+    stopped = False
+
+    def push(self, token_ids: object) -> str:
+        return ""
 
 
 def engine(**changes: object) -> SimStepEngine:
@@ -110,3 +130,46 @@ def test_the_built_in_card_needs_no_weights_and_speaks_plain_text() -> None:
     assert EOS_ID not in spoken
     assert len(spoken) == 96
     assert "".join(codec.token_bytes(t).decode() for t in spoken).isprintable()
+
+
+def test_drafts_change_when_tokens_come_and_not_which() -> None:
+    """And a step that tells of several tokens counts those that were drafted."""
+    reports: list[StepReport] = []
+    done = threading.Event()
+
+    def hear(report: StepReport) -> None:
+        reports.append(report)
+        if any(isinstance(n, NewTokens) and n.finish for n in report.news):
+            done.set()
+
+    answers: dict[int, list[int]] = {}
+    for drafts in (0, 4):
+        reports.clear()
+        done.clear()
+        sim = engine(draft_tokens=drafts, acceptance=0.8, prefix_sequences=0)
+        loop = StepLoop(sim, lambda _stopping: NoStops())
+        loop.start(hear)
+        loop.submit(
+            SequenceWork(
+                key=SequenceKey(RequestId("r"), 1),
+                phase=Phase.GENERATE,
+                prompt_ids=(3, 4, 5),
+                answer_ids=(),
+                sampling=Sampling(temperature=0),
+                stopping=Stopping(max_tokens=60),
+            )
+        )
+        assert done.wait(20)
+        loop.stop()
+        told = [n for r in reports for n in r.news if isinstance(n, NewTokens)]
+        answers[drafts] = [token for n in told for token in n.token_ids]
+        assert [n.index for n in told] == [
+            sum(len(n.token_ids) for n in told[:at]) for at in range(len(told))
+        ]
+        accepted = sum(r.accepted_drafts for r in reports)
+        assert accepted == 60 - len(told)
+        assert sum(r.drafts for r in reports) >= accepted
+        assert sum(sum(r.tokens_by_key.values()) for r in reports) == 3 + 59
+        assert sim.cells_used == 0
+    assert answers[4] == answers[0]
+    assert len(told) < 30

@@ -55,5 +55,5 @@ def test_the_slot_longest_free_is_next() -> None:
 
 
 def test_a_pool_has_slots() -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="no fewer than 0"):
         SlotPool(-1)

@@ -97,7 +97,7 @@ def test_every_broken_promise_is_named() -> None:
     report.verdicts = [Verdict(streamed(1.0), Damage(lost=1), ("lost tokens: 1",))]
     report.journal = Damage(changed=2)
     report.unended = ["r9 is routed"]
-    report.stored = 3
+    report.stored = ["r5, stored as 7, is closed with 3"]
     report.held = ["d1 holds"]
     report.false_alarms = [Loss("s1", "d2", 0.0, 1.0)]
     report.crashes = ["gateway ended with 1"]
@@ -107,7 +107,8 @@ def test_every_broken_promise_is_named() -> None:
         "lost tokens: 1",
         "journals and undisturbed answers differ",
         "r9 is routed",
-        "3 requests are still stored",
+        "1 requests are still stored",
+        "r5, stored as 7",
         "d1 holds",
         "s1 lost d2",
         "gateway ended with 1",
@@ -116,7 +117,7 @@ def test_every_broken_promise_is_named() -> None:
         "pauses after kill decode-worker",
     ):
         assert word in broken
-    assert len(broken.splitlines()) == 10
+    assert len(broken.splitlines()) == 11
 
 
 def test_a_frozen_gateways_own_clients_wait_for_it() -> None:

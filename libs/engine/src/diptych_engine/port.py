@@ -224,7 +224,7 @@ class Engine(Protocol):
 
     @property
     def spec(self) -> EngineSpec:
-        """What it is and how much it holds."""
+        """What it is."""
         ...
 
     def submit(self, work: SequenceWork) -> None:
@@ -331,6 +331,19 @@ class StepEngine(Protocol):
     @property
     def embedder(self) -> Embedder | None:
         """What makes vectors of texts, if it can."""
+        ...
+
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens it drafts after each sampled one; 0: it does not."""
+        ...
+
+    def accepted_drafts(self, seq: int) -> int:
+        """How many of the drafts after the last token of `seq` the model itself would have chosen.
+
+        They may be computed one by one within the step that sampled that token. Needed where
+        `draft_tokens` is not 0.
+        """
         ...
 
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:

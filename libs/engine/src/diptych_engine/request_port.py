@@ -76,7 +76,10 @@ class RequestEngine(Protocol):
     parameters: nowhere), `EngineGone` (the engine is dead or unreachable).
     """
 
-    spec: EngineSpec
+    @property
+    def spec(self) -> EngineSpec:
+        """What it is."""
+        ...
 
     async def start(self) -> None:
         """Get ready. Raises `Permanent` with one clear line if it never will be."""

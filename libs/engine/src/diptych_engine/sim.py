@@ -107,6 +107,10 @@ class SimSettings:
     prefix_tokens: int = 16_384
     block_tokens: int = 64
     step_tokens: int = 256
+    draft_tokens: int = 0
+    """Tokens drafted after each sampled one, as by speculation or multi-token prediction."""
+    acceptance: float = 0.7
+    """How probably a draft is right, if those before it are; in [0, 1]."""
 
 
 class SimEmbedder:
@@ -135,6 +139,8 @@ class SimStepEngine:
 
     def __init__(self, settings: SimSettings) -> None:
         self._spoken = settings.spoken
+        self.draft_tokens = settings.draft_tokens
+        self._acceptance = settings.acceptance
         self._cells = Cells(settings.kv_tokens)
         self._sequences: dict[int, _Sequence] = {}
         self._rows: list[NDArray[np.float32]] = []
@@ -200,6 +206,14 @@ class SimStepEngine:
             return None
         self.fill_logits(row, sequence.history)
         return row
+
+    def accepted_drafts(self, seq: int) -> int:
+        """How many drafts are right: a function of the sequence; see `port.StepEngine`."""
+        bits = self._sequence(seq).history.number() >> 16
+        for count in range(self.draft_tokens):
+            if (bits >> 10 * count & 1023) / 1024 >= self._acceptance:
+                return count
+        return self.draft_tokens
 
     def fill_logits(self, row: NDArray[np.float32], history: History) -> None:
         """Write what the model finds of each token into `row` `[vocab]`."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.sampling import Stopping
+from diptych_engine.drafting import go_on
 from diptych_engine.embedding import Embedding, Vectors
 from diptych_engine.failing import end_process, failed
 from diptych_engine.forgetting import Forgetting
@@ -324,18 +325,53 @@ class StepLoop:
         for chunk, row in zip(batch.chunks, logits, strict=True):
             news += self._after(chunk, row)
         tokens = {chunk.key: chunk.end - chunk.start for chunk in batch.chunks}
+        drafts, accepted = self._go_on(news, tokens)
         changes = self._prefixes.changes()
         report = StepReport(
             news=news,
             duration_s=duration_s,
             tokens_by_key=tokens,
-            prefill_tokens=sum(n for key, n in tokens.items() if key not in batch.decoding),
-            decode_tokens=len(batch.decoding),
+            prefill_tokens=sum(
+                chunk.end - chunk.start for chunk in batch.chunks if chunk.key not in batch.decoding
+            ),
+            decode_tokens=len(batch.decoding) + accepted,
+            drafts=drafts,
+            accepted_drafts=accepted,
             blocks_stored=changes.stored,
             blocks_removed=changes.removed,
         )
         self._listener(report)
         return duration_s
+
+    def _go_on(self, news: list[StepNews], tokens: dict[SequenceKey, int]) -> tuple[int, int]:
+        """Add what drafts got right to `news` and `tokens`; gives drafts seen and accepted.
+
+        Last in the step: it uses the engine again, and so ends the life of the step's logits.
+        """
+        drafts = accepted = 0
+        if not self._engine.draft_tokens:
+            return drafts, accepted
+        for place, said in enumerate(news):
+            sequence = self._sequences.get(said.key)
+            if sequence is None or not isinstance(said, NewTokens):
+                continue
+            drafts += self._engine.draft_tokens
+            try:
+                news[place] = more = go_on(self._engine, sequence, said)
+            except DiptychError as err:
+                self._free(said.key)
+                news.append(failed(said.key, err))
+                continue
+            count = len(more.token_ids) - len(said.token_ids)
+            accepted += count
+            tokens[said.key] += count
+            computed = len(sequence.tokens) - 1
+            if more.finish is not None:
+                self._free(said.key, keep=computed)
+            else:
+                with self._changed:
+                    self._batcher.advance(said.key, computed, sampled=count)
+        return drafts, accepted
 
     def _input(self, chunk: Chunk[SequenceKey]) -> StepInput:
         sequence = self._sequences[chunk.key]

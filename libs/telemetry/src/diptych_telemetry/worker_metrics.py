@@ -13,7 +13,6 @@ from diptych_telemetry.metrics import (
     FIRST_TOKEN_BUCKETS_S,
     PER_TOKEN_BUCKETS_S,
     REGISTRY,
-    counter,
     gauge,
     histogram,
 )
@@ -31,6 +30,8 @@ class VllmMetrics:
         self.generation_tokens = families.generation_tokens.labels(model_name)
         self.prefix_queries = families.prefix_queries.labels(model_name)
         self.prefix_hits = families.prefix_hits.labels(model_name)
+        self.drafts = families.drafts.labels(model_name)
+        self.accepted_drafts = families.accepted_drafts.labels(model_name)
         self.first_token = families.first_token.labels(model_name)
         self.inter_token = families.inter_token.labels(model_name)
         self.end_to_end = families.end_to_end.labels(model_name)
@@ -57,9 +58,6 @@ class StepMetrics:
             "engine_batch_tokens",
             "Tokens computed in one step.",
             buckets=tuple(float(2**n) for n in range(12)),
-        )
-        self.accepted_drafts = counter(
-            "engine_accepted_draft_tokens_total", "Tokens told that were drafted and found right."
         )
         self.gone = gauge("engine_gone", "1 while the engine behind the worker does not answer.")
 
@@ -91,6 +89,12 @@ class _Families:
         )
         self.prefix_hits = _counter(
             "prefix_cache_hits_total", "Prompt tokens whose KV was in the prefix cache."
+        )
+        self.drafts = _counter(
+            "spec_decode_num_draft_tokens_total", "Draft tokens looked at, where it is said."
+        )
+        self.accepted_drafts = _counter(
+            "spec_decode_num_accepted_tokens_total", "Tokens generated that were drafted."
         )
         self.first_token = _histogram(
             "time_to_first_token_seconds", "From a job's arrival to its first token."

@@ -43,6 +43,8 @@ class BusClient:
         self._marking: asyncio.Task[None] | None = None
         self.views: dict[str, RequestView] = {}
         self.delivered: dict[str, list[int]] = {}
+        self.most_at_once = 0
+        """Most tokens that one entry brought."""
         self.ends: dict[str, End] = {}
 
     async def start(self) -> None:
@@ -117,6 +119,7 @@ class BusClient:
                 continue
             change = view.apply(part)
             self.delivered[part.request_id] += change.new_ids
+            self.most_at_once = max(self.most_at_once, len(change.new_ids))
             if change.end is not None:
                 assert part.request_id not in self.ends, "a request ended twice"
                 self.ends[part.request_id] = change.end

@@ -44,6 +44,7 @@ from diptych_testkit.toy_engine import ToyStepEngine
 from diptych_testkit.toy_request_engine import ToyRequestEngine
 from diptych_testkit.virtual_engine import VirtualEngine
 from diptych_testkit.virtual_links import Network
+from diptych_testkit.virtual_request_loop import VirtualRequestLoop
 from diptych_testkit.virtual_time import LIFE, virtual_loop
 from diptych_text.codec import TextCodec
 from diptych_worker.assembling import run_worker
@@ -153,7 +154,7 @@ class SmallFleet:
         ended: list[BaseException] | None = None,
         **settings: Any,
     ) -> None:
-        """Start a worker on a toy engine; one that moves its own KV needs real time.
+        """Start a worker on a toy engine.
 
         A worker that ends because its engine was gone puts that into `ended`.
         """
@@ -177,6 +178,9 @@ class SmallFleet:
 
     def _engine(self, name: str, steps: StepEngine | ToyRequestEngine) -> Engine:
         if isinstance(steps, ToyRequestEngine):
+            if self._loop is not None:
+                crashed = partial(self._crashed, name)
+                return VirtualRequestLoop(steps, _no_stops, on_crash=crashed, times=_SOON)
             loop = RequestLoop(steps, _no_stops, times=_SOON)
             loop.open()
             return loop

@@ -59,6 +59,7 @@ class ToyStepEngine(SimStepEngine):
         eos_at: Length of a sequence after which end-of-text is the likeliest token; None: never.
         on_step: Called with each batch before it is computed: to count, to raise.
         step_s: What a step takes, in virtual time too.
+        draft_tokens: As in `SimSettings`.
     """
 
     def __init__(  # noqa: PLR0913 - a test names the one it means
@@ -74,6 +75,7 @@ class ToyStepEngine(SimStepEngine):
         eos_at: int | None = None,
         on_step: Callable[[Sequence[StepInput]], None] | None = None,
         step_s: float = 0.0,
+        draft_tokens: int = 0,
     ) -> None:
         settings = SimSettings(
             spoken=range(1, vocab_size),
@@ -86,6 +88,7 @@ class ToyStepEngine(SimStepEngine):
             prefix_sequences=prefix_sequences,
             prefix_tokens=prefix_tokens,
             block_tokens=block_tokens,
+            draft_tokens=draft_tokens,
         )
         super().__init__(settings)
         self.steps = 0

@@ -299,7 +299,10 @@ class _Answer:
         while len(ids) < most:
             if self._ended():
                 return ids, EndReason.STOP
-            ids.append(self._next())
+            token = self._next()
+            if token == EOS_ID and not self._work.stopping.ignore_eos:
+                return ids, EndReason.STOP
+            ids.append(token)
             self._history.tokens.append(ids[-1])
             if self.length >= self._work.stopping.max_tokens:
                 return ids, EndReason.LENGTH
@@ -311,13 +314,12 @@ class _Answer:
         return eos_at is not None and len(self._history.tokens) >= eos_at and not ignored
 
     def _next(self) -> int:
-        if self._work.sampling.temperature == 0:
+        sampling = self._work.sampling
+        if sampling.temperature == 0 and not sampling.logit_bias:
             return likeliest_after(self._history, range(1, self._settings.vocab_size))
         toy_logits(self._row, self._history)
         known, prompt = self._history.tokens, self._work.prompt_ids
-        return sample(
-            self._row, self._work.sampling, prompt_ids=prompt, answer_ids=known[len(prompt) :]
-        )
+        return sample(self._row, sampling, prompt_ids=prompt, answer_ids=known[len(prompt) :])
 
 
 def _spoiled(ids: list[int], at: int, faults: Faults) -> list[int]:

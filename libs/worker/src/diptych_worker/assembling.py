@@ -1,11 +1,11 @@
 """Composition root of both workers: the only module here that names concrete adapters."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from diptych_engine.request_loop import RequestLoop
 
 from diptych_chassis.member import Member
 from diptych_contracts.cards import GRAMMAR_PARAMETERS, ModelCard
@@ -20,6 +20,7 @@ from diptych_engine.llamacpp import LlamaCppEngine, LlamaCppSettings
 from diptych_engine.llamacpp.settings import MAX_SEQUENCES, PREFIX_SEQUENCES
 from diptych_engine.matching import Grammars
 from diptych_engine.port import Engine, EngineSpec
+from diptych_engine.request_loop import RequestLoop
 from diptych_engine.sim import SimSettings, SimStepEngine
 from diptych_engine.sim_card import sim_card, spoken_tokens
 from diptych_engine.step_loop import StepLoop
@@ -128,10 +129,9 @@ async def open_engine(
             log.info("engine_awaited", engine=settings.engine, error=str(err))
         else:
             return loop
-        finished, _ = await asyncio.wait(
-            [asyncio.create_task(member.stopping.wait())], timeout=_AGAIN_S
-        )
-        if finished:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGAIN_S):
+                await member.stopping.wait()
             raise EngineGone("told to stop before its engine answered")
 
 

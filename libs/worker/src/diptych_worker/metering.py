@@ -54,7 +54,6 @@ class WorkerMetrics:
 
     def step(self, report: StepReport) -> None:
         """An engine step was computed."""
-        self._steps.accepted_drafts.inc(report.accepted_drafts)
         tokens = report.prefill_tokens + report.decode_tokens
         if not tokens:
             return
@@ -62,6 +61,8 @@ class WorkerMetrics:
         self._steps.duration.labels(phase).observe(report.duration_s)
         self._steps.batch_tokens.observe(tokens)
         self._model.prompt_tokens.inc(report.prefill_tokens)
+        self._model.drafts.inc(report.drafts)
+        self._model.accepted_drafts.inc(report.accepted_drafts)
 
     def started(self, attempt: Attempt) -> None:
         """An attempt has begun, perhaps on a cached prefix."""
@@ -72,8 +73,8 @@ class WorkerMetrics:
             self._model.prefix_hits.inc(attempt.cached_tokens)
 
     def cached(self, tokens: int) -> None:
-        """So many more prompt tokens were found in a prefix cache."""
-        self._model.prefix_hits.inc(max(0, tokens))
+        """An engine says with its first output only what it had cached."""
+        self._model.prefix_hits.inc(tokens)
 
     def tokens(self, attempt: Attempt, n_tokens: int, now_s: float) -> None:
         """An attempt has new tokens."""

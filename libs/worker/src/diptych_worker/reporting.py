@@ -1,5 +1,8 @@
 """What a worker says of itself: how full it is, what it draws, whether it is ready."""
 
+import asyncio
+from typing import NoReturn
+
 from diptych_bus.port import Delivery
 from diptych_chassis.member import Member
 from diptych_chassis.orders import obeying
@@ -55,16 +58,12 @@ class Reports:
         self._waits = waits
         self._embedding = embedding
         self._orphans = orphans
+        self._returned = asyncio.Event()
         self._exhaustion = Exhaustion()
         self._power = obeying(member, subjects.power(member.incarnation), PowerSetPoint)
 
     async def send(self) -> None:
-        """Judge, measure, and tell everybody.
-
-        Raises:
-            EngineGone: the engine was gone and answers again. It may be another one by now (its
-                version, say), and what it is was asked at the start: so this life ends.
-        """
+        """Judge, measure, and tell everybody."""
         self._judge_engine()
         self._judge_room()
         report = self._load()
@@ -75,6 +74,17 @@ class Reports:
             total=self._take_over.slots_total, quarantined=self._take_over.slots_quarantined
         )
         await self._member.bus.publish(subjects.load(self._member.incarnation), report)
+
+    async def end_once_back(self) -> NoReturn:
+        """Wait until the engine was gone and answers again, and end this life.
+
+        It may be another one by now (its version, say), and what it is was asked at the start.
+
+        Raises:
+            EngineGone: always.
+        """
+        await self._returned.wait()
+        raise EngineGone(f"{self._engine.spec.engine} is back: {self._admission.out_of_order}")
 
     def set_power(self, delivery: Delivery) -> None:
         """A set-point came: it counts if whoever governs has signed it."""
@@ -104,7 +114,7 @@ class Reports:
         """Take nothing while the engine is gone: what it held is lost, and told so already."""
         gone, before = self._engine.gone, self._admission.out_of_order
         if gone is None and before:
-            raise EngineGone(f"{self._engine.spec.engine} is back ({before})")
+            self._returned.set()
         self._metrics.engine_gone(gone=gone is not None)
         if gone is None or before:
             return

@@ -128,6 +128,7 @@ class Worker:
                 self._tasks.create_task(every(_SWEEP_S, self._sweep)),
                 self._tasks.create_task(every(_BLOCKS_S, self._blocks.announce)),
                 self._tasks.create_task(every(_LOOK_S, self._look_for_overtaken)),
+                self._tasks.create_task(self._reports.end_once_back()),
             ]
             staying = self._tasks.create_task(every(_REFRESH_S, self._register.refresh))
             self._member.ready(True)

@@ -69,6 +69,15 @@ class LlamaCppEngine:
             embedding_tokens=self.embedder.max_tokens if self.embedder else 0,
         )
 
+    @property
+    def draft_tokens(self) -> int:
+        """None: it does not draft."""
+        return 0
+
+    def accepted_drafts(self, seq: int) -> int:
+        """None, of none."""
+        return 0
+
     def step(self, inputs: Sequence[StepInput]) -> list[NDArray[np.float32] | None]:
         """Compute one batch; see `port.StepEngine`."""
         n_tokens = sum(len(run.token_ids) for run in inputs)

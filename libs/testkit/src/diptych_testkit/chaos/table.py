@@ -10,6 +10,7 @@ from diptych_testkit.chaos.pauses import Pause, Struck, allowed_s, percentile
 from diptych_testkit.chaos.plan import names
 
 MIN_STREAMS = 16
+_SHOWN_STORED = 20
 _P = 99
 
 
@@ -43,7 +44,7 @@ class Report:
     journal: Damage = NONE
     """As the journal tells the answers, whoever read them."""
     unended: list[str] = field(default_factory=list)
-    stored: int = 0
+    stored: list[str] = field(default_factory=list)
     """Messages left in stream `REQUESTS`."""
     held: list[str] = field(default_factory=list)
     """What workers and schedulers still hold 5 s after the last request."""
@@ -76,7 +77,8 @@ def broken_promises(report: Report) -> list[str]:
         broken.append(f"journals and undisturbed answers differ: {report.journal}")
     broken += [f"no terminal event: {request}" for request in report.unended]
     if report.stored:
-        broken.append(f"{report.stored} requests are still stored though all have ended")
+        broken.append(f"{len(report.stored)} requests are still stored though all have ended")
+        broken += report.stored[:_SHOWN_STORED]
     broken += [f"held without an owner: {held}" for held in report.held]
     broken += [
         f"false alarm: {a.observer} lost {a.member} after {a.silent_s:.1f} s"
@@ -162,7 +164,7 @@ def _request_lines(report: Report) -> Iterator[str]:
         f"{damage.reordered} reordered, {damage.changed} changed"
     )
     yield (
-        f"at the end  {len(report.unended)} requests without an end, {report.stored} stored, "
+        f"at the end  {len(report.unended)} requests without an end, {len(report.stored)} stored, "
         f"{len(report.held)} workers or schedulers that hold something"
     )
 

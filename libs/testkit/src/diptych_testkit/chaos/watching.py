@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diptych_bus.jetstream import JetStreamBus
-from diptych_bus.port import Delivery, Gone, Kept
+from diptych_bus.port import Delivery, Gone, Kept, StoredItem
 from diptych_contracts import subjects
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import BusAway
 from diptych_contracts.fleet import WorkerLoad
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import Fence, JournalEntry, TokenEntry
-from diptych_contracts.requests import RecordState, RequestRecord
+from diptych_contracts.requests import RecordState, Request, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS, REQUESTS
 from diptych_policy.journal import RequestView, parts
 from diptych_testkit.chaos.plan import Target
@@ -150,14 +150,16 @@ class Watch:
             worker, load.running, load.waiting, load.kv_tokens_used, snapshot.slots_used, transfers
         )
 
-    async def stored_requests(self) -> int:
-        """Messages left in stream `REQUESTS`."""
-        client = await self._stack.client()
-        try:
-            info = await client.jetstream().stream_info(REQUESTS.name)
-            return int(info.state.messages)
-        finally:
-            await client.close()
+    async def stored_requests(self) -> list[str]:
+        """Messages left in stream `REQUESTS`, and what the records say of them."""
+        found = self._bus.all_stored(REQUESTS.name, subject=REQUESTS.subjects[0])
+        return [self._stored(item) async for item in found]
+
+    def _stored(self, item: StoredItem) -> str:
+        request: Request = item.delivery.decode(Request)
+        record = self.records.get(request.request_id)
+        said = f"{record.state} with {record.request_seq}" if record else "without a record"
+        return f"{request.request_id}, stored as {item.seq}, is {said}"
 
     async def answers(self) -> dict[str, RequestView]:
         """Every request as its journal tells it."""
