@@ -11,7 +11,7 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose clients triton nixl openapi nightly equality bench soak fuzz \
+.PHONY: help up test check faults live chaos alone compose clients triton nixl deploy openapi nightly equality bench soak fuzz \
 	hashes audit sbom format clean
 
 help: ## this page
@@ -51,6 +51,10 @@ compose: $(STAMP) ## the compose file on a real engine (as root it brings its ow
 nixl: $(STAMP) ## the KV link over NIXL: installs it (250 MB, Linux only) and runs its tests
 	$(BIN)/python infra/supply/install.py --part dependencies --no-deps nixl
 	$(BIN)/python -m pytest -q -n 2 libs/kvlink/tests -k nixl
+
+deploy: $(STAMP) ## the Helm chart and the Dockerfiles, by the tools of their makers (installs 110 MB)
+	$(BIN)/python infra/supply/install.py --part dependencies deploy
+	$(BIN)/python -m pytest -q -m deploy tests/deploy
 
 clients: $(STAMP) ## clients of other makers, and requests of ill will, on the real stack
 	$(BIN)/diptych models pull

@@ -1,9 +1,11 @@
 # One service: its own code, the libraries, and its own dependencies. From the top of the repository:
 #   docker build -f infra/docker/service.Dockerfile --build-arg SERVICE=gateway .
+# A worker in front of an engine of another maker takes clients too: --build-arg EXTRAS=engines
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build
 ARG SERVICE
+ARG EXTRAS=""
 RUN test -n "$SERVICE" || { echo "say which: --build-arg SERVICE=gateway" >&2; exit 1; }
 RUN python -m venv --without-pip /opt/diptych
 WORKDIR /src
@@ -11,7 +13,7 @@ ENV PIP_NO_CACHE_DIR=1
 # Dependencies first, from the list alone: a change of the code does not fetch them again.
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY infra/supply/install.py infra/supply/hashes.txt infra/supply/
-RUN python infra/supply/install.py --into /opt/diptych/bin/python --part dependencies "$SERVICE"
+RUN python infra/supply/install.py --into /opt/diptych/bin/python --part dependencies "$SERVICE" $EXTRAS
 COPY libs/ libs/
 COPY services/${SERVICE}/ services/${SERVICE}/
 RUN python infra/supply/install.py --into /opt/diptych/bin/python --part project \

@@ -1,14 +1,20 @@
 """Install extras of Diptych from artifacts whose SHA-256 stands in hashes.txt, and nothing else.
 
-    python infra/supply/install.py [--into PYTHON] [--part PART] [--no-deps] [--editable] EXTRA …
+    python infra/supply/install.py [--into PYTHON] [--part PART] [--no-deps] [--keep NAMES]
+        [--editable] EXTRA …
 
 Run from the top of the repository, by any Python >= 3.11 with pip; `--into` names another
 environment's Python (which needs no pip). First pip says what it would take (versions of
 constraints.txt, wheels only: nothing is run to find out); a wheel that is not in hashes.txt ends
 the whole with a line that names it. Then pip installs those pins in its hash-checking mode, so what
 arrives is compared as well. At last the project itself is built by a build backend that was checked
-the same way and stays out of the environment. `--no-deps` takes what the extras name and nothing
-that it asks for: nixl asks for torch, which it imports for GPU expert kernels only.
+the same way and stays out of the environment.
+
+`--no-deps` takes what the extras name and nothing that it asks for: nixl asks for torch, which it
+imports for GPU expert kernels only.
+
+`--keep numpy,tokenizers` is for a maker's image (TensorRT-LLM's wants numpy < 2): what of these is
+installed keeps its version, whatever constraints.txt says.
 """
 
 import argparse
@@ -19,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 CONSTRAINTS = Path("constraints.txt")
@@ -39,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", choices=["all", "dependencies", "project"], default="all")
     parser.add_argument("--editable", action="store_true")
     parser.add_argument("--no-deps", action="store_true", help="nothing but what the extras name")
+    parser.add_argument("--keep", default="", metavar="NAMES", help="change none of these")
     told = parser.parse_args(arguments)
     try:
         with open("pyproject.toml", "rb") as file:
@@ -46,8 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hashes = hash_lines(HASHES.read_text())
         if told.part != "project":
             alone = ["--no-deps"] if told.no_deps else []
+            kept = installed(told.into, told.keep.split(",")) if told.keep else {}
             wanted = list(requirements(declared["project"], told.extras))
-            install(wanted, hashes, told.into, *alone)
+            install(wanted, hashes, told.into, *alone, kept=kept)
         if told.part != "dependencies":
             build(declared["build-system"]["requires"], hashes, told.into, editable=told.editable)
     except Refused as err:
@@ -83,15 +91,44 @@ def hash_lines(text: str) -> dict[str, str]:
     return {line.split(" ")[0]: line for line in lines if line.strip()}
 
 
-def install(wanted: Sequence[str], hashes: dict[str, str], into: str, *options: str) -> None:
+def install(
+    wanted: Sequence[str],
+    hashes: dict[str, str],
+    into: str,
+    *options: str,
+    kept: Mapping[str, str] | None = None,
+) -> None:
     """Install `wanted` and what it needs. Raises Refused for what `hashes` does not have."""
-    chosen = [pinned(item, hashes) for item in resolved(wanted, into, *options)]
+    with tempfile.TemporaryDirectory() as folder:
+        pins = Path(folder, "constraints.txt")
+        pins.write_text(constraints(CONSTRAINTS.read_text(), kept or {}))
+        items = resolved(wanted, into, "--constraint", str(pins), *options)
+    chosen = [pinned(item, hashes) for item in items]
     if not chosen:
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "requirements.txt")
         file.write_text("\n".join(chosen) + "\n")
         pip(into, "install", *options, "--no-deps", "--require-hashes", "--requirement", str(file))
+
+
+def installed(into: str, names: Sequence[str]) -> dict[str, str]:
+    """Versions of what the environment of the Python `into` has of `names`."""
+    run = [sys.executable, "-m", "pip", "--python", into, "--disable-pip-version-check"]
+    told = subprocess.run([*run, "list", "--format", "json"], check=True, capture_output=True)
+    found = {normalized(item["name"]): item["version"] for item in json.loads(told.stdout)}
+    return {name: found[name] for name in map(normalized, names) if name in found}
+
+
+def constraints(pins: str, kept: Mapping[str, str]) -> str:
+    """The text of constraints.txt, where `kept` packages have the versions that they have."""
+    others = [pin for pin in pins.splitlines() if normalized(pin.split("==")[0]) not in kept]
+    return "\n".join([*others, *(f"{name}=={version}" for name, version in kept.items())]) + "\n"
+
+
+def normalized(name: str) -> str:
+    """A package's name as the index spells it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def resolved(wanted: Sequence[str], into: str, *options: str) -> list[dict]:
@@ -104,7 +141,7 @@ def resolved(wanted: Sequence[str], into: str, *options: str) -> list[dict]:
 
 def pinned(item: dict, hashes: dict[str, str]) -> str:
     """The line of `hashes` for an item of pip's report. Raises Refused."""
-    name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+    name = normalized(item["metadata"]["name"])
     pin = f"{name}=={item['metadata']['version']}"
     file = item["download_info"]["url"].rsplit("/", 1)[1]
     if pin not in hashes:
@@ -128,8 +165,6 @@ def pip(into: str, command: str, *arguments: str, environment: dict | None = Non
     """Run pip's `command` for the environment of the Python `into`."""
     run = [sys.executable, "-m", "pip", "--python", into, "--disable-pip-version-check", "-qq"]
     checked = ["--only-binary", ":all:"] if "--no-index" not in arguments else []
-    if "--require-hashes" not in arguments:
-        checked += ["--constraint", str(CONSTRAINTS)]
     subprocess.run([*run, command, *checked, *arguments], check=True, env=environment)
 
 

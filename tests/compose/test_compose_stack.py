@@ -201,12 +201,6 @@ def test_weights_of_ones_own_are_taken_from_a_folder(stack: ComposeStack, tmp_pa
     assert "mine.gguf is here" in own.run("run", "--rm", "--no-deps", "models")
 
 
-def test_the_place_of_gpu_workers_says_that_it_is_empty(stack: ComposeStack) -> None:
-    with pytest.raises(ComposeFailed, match="trtllm-worker is not built yet") as failed:
-        stack.run("--profile", "gpu", "run", "--rm", "--no-deps", "trtllm-worker")
-    assert "ended with 2:" in str(failed.value)
-
-
 def test_nothing_is_left_behind(stack: ComposeStack) -> None:
     assert stack.leftovers() != []
     stack.down()

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parents[2]
-IMAGES = sorted((TOP / "infra/docker").glob("*.Dockerfile"))
+ALL = sorted((TOP / "infra/docker").glob("*.Dockerfile"))
+IMAGES = [image for image in ALL if image.stem != "tensorrt-llm"]
+"""On a bare Python; the other one is on a maker's image, which we do not take apart."""
 COMPILERS = ("gcc", "g++", "build-essential", "clang", "make ", "cargo", "rustc", "-dev ")
 
 
@@ -25,7 +27,7 @@ def test_there_are_images() -> None:
     assert {image.stem for image in IMAGES} >= {"service", "models"}
 
 
-@pytest.mark.parametrize("image", IMAGES, ids=lambda image: image.stem)
+@pytest.mark.parametrize("image", ALL, ids=lambda image: image.stem)
 def test_it_runs_as_nobody_in_particular(image: Path) -> None:
     final = stages(image)[-1]
     assert [line for line in final if line.startswith("USER ")][-1] == "USER diptych"
@@ -55,9 +57,21 @@ def test_what_it_installs_is_hashed_and_its_own(image: Path) -> None:
     installing = [line for line in build if "install" in line and line.startswith("RUN ")]
     assert installing
     assert all(" infra/supply/install.py " in line for line in installing)
-    own = '"$SERVICE"' if image.stem == "service" else "models"
+    own = '"$SERVICE" $EXTRAS' if image.stem == "service" else "models"
     assert [line.endswith(f"--part dependencies {own}") for line in installing].count(True) == 1
     assert "ENV PIP_NO_CACHE_DIR=1" in build
+
+
+def test_a_maker_s_packages_stay_as_they_are() -> None:
+    build, final = stages(TOP / "infra/docker/tensorrt-llm.Dockerfile")
+    assert build[0] == "FROM ${TENSORRT_LLM} AS build"
+    assert final[0] == "FROM ${TENSORRT_LLM}"
+    (environment,) = [line for line in build if " -m venv " in line]
+    assert "--without-pip --system-site-packages /opt/diptych" in environment
+    installing = [line for line in build if "install" in line and line.startswith("RUN ")]
+    assert all(" infra/supply/install.py --into /opt/diptych/bin/python " in i for i in installing)
+    assert installing[0].endswith('--keep "$KEPT" --part dependencies worker-core')
+    assert not [line for line in final if "install" in line.replace("/install", "")]
 
 
 def test_only_the_service_s_own_code_is_copied() -> None:

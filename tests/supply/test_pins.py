@@ -1,9 +1,11 @@
 """What is pinned is hashed, and what is not as pinned is named."""
 
 import json
+import re
 import runpy
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,3 +205,25 @@ def test_only_the_pinned_wheel_is_installed(tmp_path: Path) -> None:
     assert subprocess.run(there, stderr=subprocess.DEVNULL, check=False).returncode == 1
     assert run(right).returncode == 0, run(right).stderr
     assert subprocess.run(there, check=False).returncode == 0
+
+
+def test_what_a_maker_installed_is_kept(install: dict[str, Any]) -> None:
+    text = install["constraints"]("a_b==2.0\nnumpy==2.9\n", {"numpy": "1.26.4", "torch": "2.9+cu"})
+    assert text == "a_b==2.0\nnumpy==1.26.4\ntorch==2.9+cu\n"
+    assert install["constraints"]("numpy==2.9\n", {}) == "numpy==2.9\n"
+
+
+def test_the_worker_of_an_engine_s_image_brings_no_engine(install: dict[str, Any]) -> None:
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    core = {re.split(r"[~=<>\[]", r)[0] for r in install["requirements"](project, ["worker-core"])}
+    whole = {
+        re.split(r"[~=<>\[]", r)[0] for r in install["requirements"](project, ["prefill-worker"])
+    }
+    assert whole - core == {"xllamacpp"}
+
+
+def test_an_image_for_engines_has_the_client_of_each(install: dict[str, Any]) -> None:
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    whole = set(install["requirements"](project, ["engines"]))
+    for extra in {"triton", "vllm", "sglang"} & set(project["optional-dependencies"]):
+        assert set(install["requirements"](project, [extra])) <= whole, f"engines lacks {extra}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import Distribution
 
 _NAMES = {
+    "Apache": "Apache-2.0",
     "Apache 2.0": "Apache-2.0",
     "Apache License Version 2.0": "Apache-2.0",
     "PSFL": "PSF-2.0",
