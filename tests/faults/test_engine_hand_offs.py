@@ -233,6 +233,17 @@ async def test_what_nobody_takes_is_an_orphan_until_the_engine_frees_it() -> Non
         assert not engines.wire.pinned
 
 
+async def test_hand_offs_that_were_recomputed_are_counted() -> None:
+    async with small_fleet() as fleet:
+        engines = Engines(fleet)
+        engines.worker("d1", Role.DECODE, toys("first token of decode"))
+        before = metric("diptych_kv_recomputed_total")
+        engines.wire.recomputed = 2
+        await until(lambda: metric("diptych_kv_recomputed_total") == before + 2)
+        engines.wire.recomputed = 3
+        await until(lambda: metric("diptych_kv_recomputed_total") == before + 3)
+
+
 def never_hear_of_jobs(fleet: SmallFleet, asker: str, worker: str) -> None:
     """Have jobs that `asker` sends to `worker` wait for ever."""
     bus = fleet.lives[asker].bus

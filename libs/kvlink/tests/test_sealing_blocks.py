@@ -38,7 +38,7 @@ def packed(how, index=0):
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
-@pytest.mark.parametrize("key", [b"", KEY])
+@pytest.mark.parametrize("key", [b"", KEY], ids=["open", "sealed"])
 def test_what_was_packed_comes_back(codec, key):
     how = packing(codec, key)
     block, made, digest = packed(how)

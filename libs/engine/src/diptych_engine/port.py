@@ -217,6 +217,8 @@ class EngineLoad:
     """
     pinned_orphans: int = 0
     """Hand-offs whose KV the engine still holds and nobody has fetched, where it says so."""
+    recomputed: int = 0
+    """Hand-offs since it started whose KV decode computed again, where it says so."""
 
 
 class Engine(Protocol):

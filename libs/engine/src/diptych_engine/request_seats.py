@@ -103,4 +103,5 @@ class Seats:
             waiting_tokens=sum(len(s.sequence.tokens) for s in seats if not s.heard),
             kv_tokens_used=max(sum(s.sequence.cells for s in seats), told.kv_tokens_used or 0),
             pinned_orphans=told.pinned_orphans or 0,
+            recomputed=told.recomputed or 0,
         )

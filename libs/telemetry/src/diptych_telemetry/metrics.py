@@ -158,6 +158,9 @@ class TransferMetrics:
         self.orphans = counter(
             "kv_orphans_total", "Hand-offs an engine offered and no decode worker took."
         )
+        self.recomputed = counter(
+            "kv_recomputed_total", "Hand-offs whose KV the decode engine computed again."
+        )
         self.pinned_orphans = gauge(
             "kv_pinned_orphans", "Of these, how many whose KV its engine still holds."
         )

@@ -41,6 +41,8 @@ class Wire:
     pinned: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Prompts whose KV waits to be fetched, by ticket."""
     tickets: "itertools.count[int]" = field(default_factory=itertools.count)
+    recomputed: int = 0
+    """What engines say of hand-offs whose KV they computed again."""
 
 
 @dataclass(slots=True)
@@ -165,7 +167,11 @@ class ToyRequestEngine:
     async def stats(self) -> EngineStats:
         """How full it is."""
         self._check_alive()
-        return EngineStats(running=len(self.held), pinned_orphans=len(self.wire.pinned))
+        return EngineStats(
+            running=len(self.held),
+            pinned_orphans=len(self.wire.pinned),
+            recomputed=self.wire.recomputed,
+        )
 
     async def kv_events(self) -> AsyncIterator[KvEvent]:
         """What it keeps of prompts; a block's name is that of its tokens and tenant."""

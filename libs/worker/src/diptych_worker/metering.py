@@ -28,7 +28,7 @@ class WorkerMetrics:
         self._transfers = transfers()
         self._power = power()
         self._energy_j = 0.0
-        self._orphans = 0
+        self._orphans = self._recomputed = 0
         for reason in REFUSALS:
             self._transfers.refused.labels(reason)
         block_tokens = spec.layout.block_tokens
@@ -61,6 +61,8 @@ class WorkerMetrics:
         self._steps.duration.labels(phase).observe(report.duration_s)
         self._steps.batch_tokens.observe(tokens)
         self._model.prompt_tokens.inc(report.prefill_tokens)
+        self._model.drafts.inc(report.drafts)
+        self._model.accepted_drafts.inc(report.accepted_drafts)
 
     def started(self, attempt: Attempt) -> None:
         """An attempt has begun, perhaps on a cached prefix."""
@@ -93,11 +95,13 @@ class WorkerMetrics:
         """Whether the engine behind the worker does not answer."""
         self._steps.gone.set(gone)
 
-    def orphans(self, total: int, *, pinned: int) -> None:
-        """Hand-offs nobody took up to now, and those whose KV is still held."""
+    def orphans(self, total: int, *, pinned: int, recomputed: int) -> None:
+        """Hand-offs nobody took up to now, those still held, and those taken in vain."""
         self._transfers.orphans.inc(total - self._orphans)
         self._orphans = total
         self._transfers.pinned_orphans.set(pinned)
+        self._transfers.recomputed.inc(recomputed - self._recomputed)
+        self._recomputed = recomputed
 
     def packed(self, codec: str, raw_bytes: int, took_s: float) -> None:
         """KV of `raw_bytes` was encoded, sealed and handed over."""

@@ -67,8 +67,9 @@ class Reports:
         self._judge_engine()
         self._judge_room()
         report = self._load()
-        pinned = max(self._orphans.pinned, self._engine.load().pinned_orphans)
-        self._metrics.orphans(self._orphans.total, pinned=pinned)
+        told = self._engine.load()
+        pinned = max(self._orphans.pinned, told.pinned_orphans)
+        self._metrics.orphans(self._orphans.total, pinned=pinned, recomputed=told.recomputed)
         self._metrics.load(report)
         self._metrics.transfer_slots(
             total=self._take_over.slots_total, quarantined=self._take_over.slots_quarantined
