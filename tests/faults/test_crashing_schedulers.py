@@ -61,6 +61,28 @@ async def test_record_created_but_not_acknowledged_and_the_owner_dies() -> None:
         assert again.reached.is_set()
 
 
+async def test_a_mark_found_and_acknowledged_but_no_end_written() -> None:
+    """Nobody adopted the gateway's mark: its request stayed in the stream."""
+    async with cut_fleet() as case:
+        mark = RequestRecord(
+            request_id=REQUEST,
+            owner=GATEWAY,
+            gateway=GATEWAY,
+            state=RecordState.CANCELLING,
+            cancel_reason="not accepted in time",
+        )
+        await case.fleet.bus.bucket(REQUEST_RECORDS, RequestRecord).create(REQUEST, mark)
+        cut = case.broker.kill_before("s1", writes(RecordState.ENDING))
+        await case.start("s1")
+        await case.ask()
+        await case.dies(cut)
+        await case.join("s2")
+        end = await case.fleet.client.ended(REQUEST)
+        assert (end.reason, end.detail) == (EndReason.CANCELLED, "not accepted in time")
+        record = await case.is_over()
+        assert (record.owner, record.adoptions) == (case.fleet.incarnation("s2"), 1)
+
+
 @pytest.mark.parametrize("peers", [(), ("s2",)])
 async def test_record_created_but_not_acknowledged_and_the_owner_lives(
     peers: tuple[str, ...],

@@ -3,7 +3,7 @@ import pytest
 
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import RecordState, RequestRecord
-from diptych_policy.merging import overrules
+from diptych_policy.merging import overrules, surplus, taken_on, unowned
 
 MINE, OTHER = Incarnation("s1-1"), Incarnation("s2-1")
 
@@ -33,3 +33,47 @@ def test_another_owner_decides_for_itself() -> None:
 def test_a_closed_record_stays_as_it_is() -> None:
     closed = record(RecordState.CLOSED)
     assert not overrules(msgspec.structs.replace(closed, attempt=2), closed)
+
+
+MARK = RequestRecord(
+    request_id=RequestId("r1"),
+    owner=Incarnation("g1-1"),
+    gateway=Incarnation("g1-1"),
+    state=RecordState.CANCELLING,
+    cancel_reason="the client left",
+)
+
+
+def numbered(state: RecordState, request_seq: int) -> RequestRecord:
+    return msgspec.structs.replace(record(state), request_seq=request_seq)
+
+
+def test_only_a_gateways_mark_is_unowned() -> None:
+    assert unowned(MARK)
+    assert not unowned(numbered(RecordState.CANCELLING, 7))
+    assert not unowned(numbered(RecordState.CLOSED, 0))
+
+
+def test_a_mark_is_taken_on_with_its_reason() -> None:
+    taken = taken_on(numbered(RecordState.QUEUED, 7), MARK)
+    assert (taken.owner, taken.request_seq) == (MINE, 7)
+    assert (taken.state, taken.cancel_reason) == (RecordState.CANCELLING, "the client left")
+
+
+def test_what_has_ended_already_is_not_cancelled() -> None:
+    unreadable = numbered(RecordState.ENDING, 7)
+    assert taken_on(unreadable, MARK) is unreadable
+
+
+@pytest.mark.parametrize(
+    ("standing", "expected"),
+    [
+        (numbered(RecordState.CLOSED, 7), True),
+        (numbered(RecordState.CLOSED, 6), True),
+        (numbered(RecordState.ROUTED, 6), True),
+        (numbered(RecordState.ROUTED, 7), False),
+        (MARK, False),
+    ],
+)
+def test_a_message_that_nobody_reads_is_surplus(standing: RequestRecord, expected: bool) -> None:
+    assert surplus(7, standing) is expected

@@ -43,7 +43,9 @@ class Desk:
 async def an_intake(*, holding: bool) -> AsyncIterator[Desk]:
     bus, desk = MemoryBroker().connect("s1"), Desk()
     journals = Journals(bus, Ledger(ME, Fleet()), desk.tell)
-    intake = Intake(bus, journals, records=desk, tell=desk.tell, recorded=lambda _: False)
+    intake = Intake(
+        bus, journals, records=desk, tell=desk.tell, recorded=lambda _: False, seq_of=lambda _: 0
+    )
     await bus.pull(SCHEDULERS, intake.take, paused=lambda: False)
     tasks = [asyncio.create_task(intake.run())]
     if holding:

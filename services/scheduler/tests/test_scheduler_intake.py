@@ -32,6 +32,13 @@ async def recorded(fleet: SmallFleet, request_id: str = REQUEST) -> RequestRecor
     return kept.value
 
 
+async def erased(fleet: SmallFleet, seq: int) -> None:
+    """Wait until nothing stands at `seq`."""
+    async with asyncio.timeout(60):
+        while await fleet.bus.stored(REQUESTS.name, seq) is not None:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_request_gets_one_record_whoever_pulls_it() -> None:
     async with small_fleet() as fleet:
         fleet.scheduler("s1", drain_s=0.1)
@@ -57,6 +64,13 @@ async def the_dead(fleet: SmallFleet) -> DeadEntry:
 
 
 SECRET = bytes(range(16))
+CANCELLED = RequestRecord(
+    request_id=REQUEST,
+    owner=GATEWAY,
+    gateway=GATEWAY,
+    state=RecordState.CANCELLING,
+    cancel_reason="not accepted in time",
+)
 NONSENSE = Fence(request_id=REQUEST, attempt=1)
 SUBJECT = subjects.request("interactive", MODEL)
 
@@ -72,6 +86,7 @@ async def test_what_is_no_request_is_buried_with_the_reason() -> None:
         assert (letter.request_id, letter.gateway) == ("x", "")
         assert "expected" in letter.reason
         assert letter.died_unix_ms > 0
+        await erased(fleet, 1)
 
 
 async def test_whoever_sent_what_is_no_request_is_told() -> None:
@@ -184,17 +199,57 @@ async def test_a_request_whose_ack_was_forgotten_is_not_given_up() -> None:
 async def test_a_request_that_was_cancelled_before_it_came_is_not_run() -> None:
     async with small_fleet(MemoryBroker()) as fleet:
         records = fleet.bus.bucket(REQUEST_RECORDS, RequestRecord)
-        cancelled = RequestRecord(
-            request_id=REQUEST,
-            owner=GATEWAY,
-            gateway=GATEWAY,
-            state=RecordState.CANCELLING,
-            cancel_reason="not accepted in time",
-        )
-        await records.create(REQUEST, cancelled)
+        await records.create(REQUEST, CANCELLED)
         fleet.scheduler()
         await fleet.ready()
         await fleet.client.send(a_request())
         end = await fleet.client.ended(REQUEST)
         assert (end.reason, end.detail) == (EndReason.CANCELLED, "not accepted in time")
         assert (await fleet.closed(REQUEST)).owner == fleet.incarnation("s1")
+
+
+async def stored_again(fleet: SmallFleet) -> int:
+    """As after a restart of the server, which then knows no ids of what was erased."""
+    done = await fleet.bus.store(SUBJECT, a_request(), msg_id="again", timeout_s=60)
+    return done.seq
+
+
+async def test_a_request_that_comes_again_after_its_end_is_erased() -> None:
+    async with small_fleet() as fleet:
+        fleet.scheduler()
+        await fleet.ready()
+        fleet.client.expect(REQUEST)
+        await fleet.bus.bucket(REQUEST_RECORDS, RequestRecord).create(REQUEST, CANCELLED)
+        await fleet.client.send(a_request())
+        await fleet.closed(REQUEST)
+        await erased(fleet, await stored_again(fleet))
+        assert (await fleet.closed(REQUEST)).request_seq == 1
+
+
+async def test_a_request_that_was_stored_twice_is_erased_once_it_is_known() -> None:
+    async with small_fleet() as fleet:
+        fleet.scheduler("s1", drain_s=0.1)
+        fleet.scheduler("s2", drain_s=0.1)
+        await fleet.ready()
+        await fleet.client.send(a_request())
+        for copy in range(4):  # to both schedulers
+            await fleet.bus.store(SUBJECT, a_request(), msg_id=f"{copy}", timeout_s=60)
+        seqs = set(range(1, 6)) - {(await recorded(fleet)).request_seq}
+        for seq in seqs:
+            await erased(fleet, seq)
+        record = await recorded(fleet)
+        assert record.state is RecordState.QUEUED
+        assert await fleet.bus.stored(REQUESTS.name, record.request_seq) is not None
+
+
+async def test_what_cannot_be_read_and_was_cancelled_is_closed() -> None:
+    async with small_fleet() as fleet:
+        await fleet.bus.bucket(REQUEST_RECORDS, RequestRecord).create(REQUEST, CANCELLED)
+        fleet.client.expect(REQUEST, SECRET)
+        headers = {GATEWAY_HEADER: GATEWAY, SECRET_HEADER: SECRET.hex()}
+        await fleet.bus.store(SUBJECT, NONSENSE, msg_id=REQUEST, timeout_s=60, headers=headers)
+        fleet.scheduler()
+        record = await fleet.closed(REQUEST)
+        assert record.end is not None
+        assert record.end.cause == Cause.UNREADABLE
+        assert await fleet.bus.stored(REQUESTS.name, 1) is None

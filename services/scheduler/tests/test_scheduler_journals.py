@@ -56,7 +56,12 @@ class Nothing:
 async def test_a_dead_gateways_request_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     room = Room(monkeypatch)
     intake = Intake(
-        room.bus, room.journals, records=Nothing(), tell=room.tell, recorded=lambda _: False
+        room.bus,
+        room.journals,
+        records=Nothing(),
+        tell=room.tell,
+        recorded=lambda _: False,
+        seq_of=lambda _: 0,
     )
     stored: Any = type("Stored", (), {"decode": lambda _self, _kind: a_request()})()
     pulled: Any = type("Pulled", (), {"stored_unix_ms": 0})()

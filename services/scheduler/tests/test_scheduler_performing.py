@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from diptych_bus.memory import MemoryBroker
-from diptych_bus.port import Bucket, Bus, Gone, Kept
+from diptych_bus.port import Bucket, Bus, Delivery, Gone, Kept
 from diptych_contracts import subjects
 from diptych_contracts.events import RequestEnded
 from diptych_contracts.ids import Incarnation, RequestId
@@ -178,3 +178,37 @@ async def test_an_adoption_names_the_revision_it_was_decided_on() -> None:
         assert kept is not None
         assert kept.value == moved
         assert desk.remembered <= 1
+
+
+class Handed:
+    """A pulled message, and whether it was acknowledged."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.delivery = Delivery("request.x.y", b"")
+        self.seq, self.num_delivered, self.stored_unix_ms = 1, 1, bus.unix_ms()
+        self.acked = False
+
+    async def ack(self) -> None:
+        self.acked = True
+
+    async def hold(self) -> None: ...
+
+    async def nak(self, delay_s: float) -> None: ...
+
+
+async def test_a_mark_is_owned_before_its_request_is_acknowledged() -> None:
+    """Its scheduler once died in between: nobody adopted the mark, and the request stayed."""
+    mark = msgspec.structs.replace(
+        record(RecordState.CANCELLING), owner=GATEWAY, request_seq=0, cancel_reason="left"
+    )
+    async with a_desk() as desk:
+        await desk.records.create(REQUEST, mark)
+        handed = Handed(desk.bus)
+        desk.written.expect(REQUEST, handed)
+        await desk.perform(CreateRecord(record(RecordState.QUEUED)))
+        assert handed.acked
+        kept = await desk.records.get(REQUEST)
+        assert kept is not None
+        assert (kept.value.owner, kept.value.request_seq) == (ME, 1)
+        assert (kept.value.state, kept.value.cancel_reason) == (RecordState.CANCELLING, "left")
+        assert desk.told == [RecordSeen(kept.value, kept.revision)]

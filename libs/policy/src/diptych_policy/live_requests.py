@@ -107,6 +107,11 @@ class LiveRequests:
         live = self._live.get(request_id)
         return live is not None and live.stage is not Stage.CREATING
 
+    def seq_of(self, request_id: RequestId) -> int:
+        """Where a live request stands in the stream; 0: it is not live."""
+        live = self._live.get(request_id)
+        return live.record.request_seq if live is not None else 0
+
     def arrived_s(self, request_id: RequestId) -> float | None:
         """When a live request was taken on here, by the judge's clock."""
         live = self._live.get(request_id)

@@ -5,6 +5,8 @@ moment at which the request ends. Its owner must not take that mark for the last
 would stay open for ever, with nobody left who knows the request.
 """
 
+import msgspec
+
 from diptych_contracts.requests import RecordState, RequestRecord
 
 _LAST = (RecordState.ENDING, RecordState.CLOSED)
@@ -20,3 +22,29 @@ def overrules(wanted: RequestRecord, seen: RequestRecord) -> bool:
         and wanted.owner == seen.owner
         and seen.state is not RecordState.CLOSED
     )
+
+
+def unowned(record: RequestRecord) -> bool:
+    """Whether it is a gateway's mark of a request that no scheduler has taken on."""
+    return record.request_seq == 0 and record.state is not RecordState.CLOSED
+
+
+def taken_on(record: RequestRecord, mark: RequestRecord) -> RequestRecord:
+    """What replaces `mark` when its request is taken on with `record`.
+
+    It is owned and names its message, so that another scheduler adopts it if this one dies. What
+    has ended already stays as it is.
+    """
+    if record.state in _LAST:
+        return record
+    return msgspec.structs.replace(
+        record, state=RecordState.CANCELLING, cancel_reason=mark.cancel_reason or "cancelled"
+    )
+
+
+def surplus(seq: int, standing: RequestRecord) -> bool:
+    """Whether nobody reads the message at `seq` any more: its request ended or has another one.
+
+    The server forgets the ids of erased messages when it restarts, and may store one twice.
+    """
+    return standing.state is RecordState.CLOSED or standing.request_seq not in (0, seq)

@@ -56,6 +56,7 @@ class Intake:
         records: Acknowledges.
         tell: The ledger's ear.
         recorded: Whether this scheduler's own record of a request stands.
+        seq_of: Where a request that is live here stands in the stream; 0: it is not live.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Intake:
         records: Recording,
         tell: Callable[[Event], None],
         recorded: Callable[[RequestId], bool],
+        seq_of: Callable[[RequestId], int],
     ) -> None:
         self._bus = bus
         self._journals = journals
         self._records = records
         self._tell = tell
         self._recorded = recorded
+        self._seq_of = seq_of
         self._waiting: asyncio.Queue[tuple[ConsumerSpec, Pulled]] = asyncio.Queue(_WAITING)
         self._held: dict[tuple[str, int], Pulled] = {}
         """What waits here or is being handled, in order."""
@@ -158,6 +161,10 @@ class Intake:
         except Permanent as err:
             await self._refuse(pulled, seq, delivery, str(err))
             return
+        if self._seq_of(request.request_id) not in (0, seq):
+            await self._bus.erase(REQUESTS.name, seq)  # it was stored twice
+            await pulled.ack()
+            return
         if self._recorded(request.request_id):
             await pulled.ack()  # the server forgot the first one
             return
@@ -173,6 +180,7 @@ class Intake:
         request_id = delivery.headers.get("Nats-Msg-Id")
         gateway = delivery.headers.get(GATEWAY_HEADER)
         if not request_id or not gateway:
+            await self._bus.erase(REQUESTS.name, seq)
             raise Permanent(reason)
         self._records.expect(RequestId(request_id), pulled)
         detail = f"this scheduler cannot read the stored request: {reason}"

@@ -18,8 +18,9 @@ from diptych_policy.lifecycle import (
     RecordAdopted,
     RecordCreated,
     RecordGone,
+    RecordSeen,
 )
-from diptych_policy.merging import overrules
+from diptych_policy.merging import overrules, surplus, taken_on, unowned
 from diptych_scheduler.journals import Journals
 from diptych_scheduler.outlasting import PAUSE_S, until_back
 from diptych_telemetry import logger
@@ -106,13 +107,26 @@ class Records:
             self.gone(record.request_id)
 
     async def create(self, record: RequestRecord) -> Seen:
-        """Write a record that must not exist, and acknowledge its request."""
-        seen = await self._swap(record, lambda: self._bucket.create(record.request_id, record))
-        pulled = self._expected.pop(record.request_id, None)
+        """Write a record that must not exist, and acknowledge its request.
+
+        A gateway's mark is taken over first: nobody adopts one, so nobody would erase the request.
+        A request that nobody reads is erased.
+        """
+        request_id = record.request_id
+        told: Event = RecordCreated(request_id)
+        seen = await self._swap(record, lambda: self._bucket.create(request_id, record))
+        while seen is not None and unowned(seen.value):
+            taken = taken_on(record, seen.value)
+            seen = await self._update(taken, seen.revision)
+            if taken is not record:
+                told = RecordSeen(taken, self._revisions.get(request_id, 0))
+        if seen is not None and surplus(record.request_seq, seen.value):
+            await until_back(lambda: self._bus.erase(REQUESTS.name, record.request_seq))
+        pulled = self._expected.pop(request_id, None)
         if pulled is not None:
             await until_back(pulled.ack)
         if seen is None:
-            self._owner.tell(RecordCreated(record.request_id))
+            self._owner.tell(told)
         return seen
 
     async def save(self, record: RequestRecord) -> Seen:

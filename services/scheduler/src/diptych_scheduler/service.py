@@ -103,6 +103,7 @@ class Scheduler:
                 records=self._records,
                 tell=self.tell,
                 recorded=self._ledger.recorded,
+                seq_of=self._ledger.seq_of,
             )
             try:
                 await self._listen()
