@@ -1,10 +1,12 @@
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from diptych_bus.jetstream import JetStreamBus
+from diptych_bus.jetstream import JetStreamBus, declaring
+from diptych_bus.jetstream.answers import ApiError, api
 from diptych_bus.server import NatsServer, command, config_text, jetstream_answers, read_port
 from diptych_contracts.errors import BusAway, Permanent, Transient
 from diptych_testkit.ports import free_port
@@ -91,3 +93,23 @@ async def test_a_bus_waits_for_a_server_that_starts_later(tmp_path: Path) -> Non
     assert bus.connected
     await bus.close()
     await server.stop()
+
+
+async def test_a_stream_that_cannot_be_made_at_once_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the files of one that was just deleted are still being removed."""
+    failures: list[str] = []
+
+    async def failing(connection: Any, path: str, *arguments: Any, **options: Any) -> Any:
+        if path == "STREAM.CREATE.TOKENS" and len(failures) < 2:
+            failures.append(path)
+            raise ApiError(500, 10049, "error creating store for stream")
+        return await api(connection, path, *arguments, **options)
+
+    monkeypatch.setattr(declaring, "api", failing)
+    async with NatsServer(tmp_path) as server:
+        bus = await JetStreamBus.connect(server.url, name="patient", wait_s=60.0)
+        assert (await bus.span()).last_seq == 0
+        await bus.close()
+    assert len(failures) == 2

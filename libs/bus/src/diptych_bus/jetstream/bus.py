@@ -77,7 +77,14 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
         names = [spec.name for spec in streams] + _KEPT
         try:
             if access is None or RIGHTS[access.role].creates:
-                await declare(connection, streams, BUCKETS, OBJECT_BUCKETS, replicas=replicas)
+                await declare(
+                    connection,
+                    streams,
+                    BUCKETS,
+                    OBJECT_BUCKETS,
+                    replicas=replicas,
+                    until_s=end_s,
+                )
             else:
                 names = sorted(needed_streams(RIGHTS[access.role]))
                 await there(connection, names, until_s=end_s)

@@ -4,6 +4,7 @@ Safe when five services start at once: creating what exists with the same config
 and what exists with another is left alone.
 """
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from diptych_contracts.streams import BucketSpec, ConsumerSpec, ObjectBucketSpec
 NS = 1_000_000_000
 DECLARE_S = 5.0
 BUCKET_DEDUPE_S = 60.0
+_PAUSE_S = 0.2
 
 
 def stream_config(spec: StreamSpec) -> dict[str, Any]:
@@ -76,8 +78,9 @@ async def declare(
     object_buckets: Iterable[ObjectBucketSpec],
     *,
     replicas: int = 1,
+    until_s: float = 0.0,
 ) -> None:
-    """Create what is missing.
+    """Create what is missing; what fails for now is tried again until `until_s` (loop time).
 
     Raises:
         Transient: JetStream is not ready.
@@ -87,13 +90,25 @@ async def declare(
     configs += [bucket_config(spec) for spec in buckets]
     configs += [object_config(spec) for spec in object_buckets]
     for config in configs:
-        name = config["name"]
         config["num_replicas"] = replicas
-        try:
-            await api(connection, f"STREAM.CREATE.{name}", config, timeout_s=DECLARE_S)
-        except ApiError as err:
-            if err.err_code != NAME_IN_USE:
-                raise err.judged(f"cannot create stream {name}") from err
+        while not await _created(connection, config, until_s=until_s):  # noqa: ASYNC110
+            await asyncio.sleep(_PAUSE_S)
+
+
+async def _created(connection: Connection, config: dict[str, Any], *, until_s: float) -> bool:
+    """Whether the stream is there; False if it is worth another try."""
+    name = config["name"]
+    try:
+        await api(connection, f"STREAM.CREATE.{name}", config, timeout_s=DECLARE_S)
+    except ApiError as err:
+        if err.err_code == NAME_IN_USE:
+            return True
+        judged = err.judged(f"cannot create stream {name}")
+        # As when the files of one that was just deleted are still being removed.
+        if type(judged) is Transient and asyncio.get_running_loop().time() < until_s:
+            return False
+        raise judged from err
+    return True
 
 
 async def backlog(connection: Connection, spec: ConsumerSpec, *, timeout_s: float) -> Backlog:
