@@ -12,7 +12,9 @@ async def main() -> None:
         results = await kosoku.run_fuzzingclient(os.environ["DIPTYCH_URL"], concurrency=2)
     except kosoku.FailureError as err:
         results = err.results
-    print(json.dumps({r.case_id: "OK" if r.passed else r.behavior.value for r in results}))
+    verdicts = {r.case_id: "OK" if r.passed else r.behavior.value for r in results}
+    print(json.dumps(verdicts), flush=True)
 
 
 asyncio.run(main())
+os._exit(0)  # threads of kosoku's that outlive the interpreter may abort it
