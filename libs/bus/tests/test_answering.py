@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from diptych_bus.answering import MAX_ANSWERS, Answers
-from diptych_bus.lifetime import Lifetime, heeding, stop, woken
+from diptych_bus.lifetime import Lifetime, heeding, stop, within, woken
 from diptych_bus.port import Delivery
 from diptych_contracts.errors import Transient
 from diptych_contracts.fleet import Beat
@@ -106,6 +106,48 @@ async def test_a_swallowed_cancellation_is_heeded() -> None:
 
     assert task.cancelled()
     assert not went_on
+
+
+async def test_a_cancellation_swallowed_by_a_failure_is_heeded() -> None:
+    answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    task = asyncio.ensure_future(heeding(asyncio.wait_for(answer, 5.0)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    answer.set_exception(OSError("refused"))
+    task.cancel()
+    await asyncio.wait([task])
+
+    assert task.cancelled()
+
+
+async def test_work_that_swallows_its_cancellation_ends_in_time() -> None:
+    """As nats-py's connecting: it tries again after any failure, `wait_for` hides the end."""
+    tries = 0
+
+    async def connecting() -> None:
+        nonlocal tries
+        while True:
+            tries += 1
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                if tries > 2:
+                    raise
+
+    with pytest.raises(TimeoutError):
+        await within(0.01, connecting())
+
+    assert tries == 3
+
+
+async def test_work_that_is_done_in_time_says_how() -> None:
+    async def failing() -> None:
+        raise KeyError("a")
+
+    assert await within(60.0, asyncio.sleep(0, "done")) == "done"
+    with pytest.raises(KeyError):
+        await within(60.0, failing())
 
 
 async def test_stop_insists() -> None:

@@ -76,17 +76,36 @@ async def heeding(work: Awaitable[T]) -> T:
     """Await `work`, which may swallow a cancellation, without losing it.
 
     nats-py swallows it while flushing, and so does `wait_for` before Python 3.12 if the answer
-    arrives in the same round of the loop: the cancelled task would go on for ever.
+    (or the failure) arrives in the same round of the loop: the cancelled task would go on for ever.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task else 0
-    result = await work
-    if task and task.cancelling() > before:
-        raise asyncio.CancelledError
-    return result
+    try:
+        return await work
+    finally:
+        if task and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
-async def stop(*tasks: "asyncio.Task[None] | None") -> None:
+async def within(timeout_s: float, work: Coroutine[Any, Any, T]) -> T:
+    """Await `work`, which may swallow a cancellation and then try again for ever.
+
+    Raises:
+        TimeoutError: it was not done in `timeout_s`; it is no more at work.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+    finally:
+        await stop(task)
+        if not task.cancelled():
+            task.exception()  # seen: what it says after its time is of no use
+
+
+async def stop(*tasks: "asyncio.Task[Any] | None") -> None:
     """Cancel `tasks` and wait until they are gone."""
     going = {task for task in tasks if task is not None}
     while going:

@@ -16,7 +16,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from diptych_bus.access import Access
 from diptych_bus.jetstream.client import IdentifiedClient
-from diptych_bus.lifetime import Lifetime, heeding, woken
+from diptych_bus.lifetime import Lifetime, heeding, within, woken
 from diptych_bus.server_clock import ServerClock
 from diptych_bus.sizes import check_size
 from diptych_contracts.errors import BusAway, Transient
@@ -96,22 +96,22 @@ class Connection:
         """
         self = cls(url, Lifetime(), access)
         try:
-            async with asyncio.timeout(wait_s):
-                await self.client.connect_as(
-                    url,
-                    name=name,
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnected,
-                    reconnected_cb=self._on_reconnected,
-                    closed_cb=self._on_closed,
-                    connect_timeout=2,
-                    reconnect_time_wait=0.1 * (1 + random.random()),
-                    max_reconnect_attempts=-1,
-                    ping_interval=1,
-                    max_outstanding_pings=2,
-                    pending_size=PENDING_BYTES,
-                    flush_timeout=2.0,
-                )
+            connecting = self.client.connect_as(
+                url,
+                name=name,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+                connect_timeout=2,
+                reconnect_time_wait=0.1 * (1 + random.random()),
+                max_reconnect_attempts=-1,
+                ping_interval=1,
+                max_outstanding_pings=2,
+                pending_size=PENDING_BYTES,
+                flush_timeout=2.0,
+            )
+            await within(wait_s, connecting)
         except _ERRORS as err:
             await self.client.close()
             reason = self._last_error or err
