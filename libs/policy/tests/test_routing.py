@@ -36,18 +36,26 @@ def demand(**changes: object) -> Demand:
     return Demand(**(values | changes))  # type: ignore[arg-type]
 
 
+def placed_by(wanted: Demand, fleet: Fleet) -> Assignment | Unplaced:
+    """Who was chosen; by which path is `test_parked_routing`'s."""
+    placed = choose(wanted, fleet)
+    if isinstance(placed, Unplaced):
+        return placed
+    return msgspec.structs.replace(placed, path=None, path_reason="")
+
+
 P1, P2 = a_worker("p1", Role.PREFILL), a_worker("p2", Role.PREFILL)
 D1, D2 = a_worker("d1"), a_worker("d2")
 
 
 def test_a_pair_serves_remotely() -> None:
-    placed = choose(demand(), a_fleet(P1, D1))
+    placed = placed_by(demand(), a_fleet(P1, D1))
     assert placed == Assignment(mode=Mode.REMOTE, prefill=P1.worker, decode=D1.worker, link="shm")
 
 
 @pytest.mark.parametrize("alone", [P1, D1])
 def test_the_last_worker_serves_alone(alone: WorkerRegistration) -> None:
-    placed = choose(demand(), a_fleet(alone))
+    placed = placed_by(demand(), a_fleet(alone))
     assert placed == Assignment(mode=Mode.LOCAL, decode=alone.worker)
 
 
@@ -59,7 +67,7 @@ def test_nobody_serves_an_unknown_model() -> None:
 
 def test_a_forced_mode_is_kept() -> None:
     fleet = a_fleet(P1, D1)
-    local = choose(demand(forced=Forced(mode=Mode.LOCAL)), fleet)
+    local = placed_by(demand(forced=Forced(mode=Mode.LOCAL)), fleet)
     assert local == Assignment(mode=Mode.LOCAL, decode=D1.worker)
     alone = choose(demand(forced=Forced(mode=Mode.REMOTE)), a_fleet(D1))
     assert isinstance(alone, Unplaced)
@@ -69,7 +77,7 @@ def test_workers_that_cannot_share_kv_are_not_paired() -> None:
     other_model = msgspec.structs.replace(P1, fingerprint=Fingerprint(base="x", weights="y"))
     other_host = msgspec.structs.replace(P1, host="host-2")
     for prefill in (other_model, other_host):
-        placed = choose(demand(), a_fleet(prefill, D1))
+        placed = placed_by(demand(), a_fleet(prefill, D1))
         assert placed == Assignment(mode=Mode.LOCAL, decode=D1.worker)
 
 
@@ -153,7 +161,7 @@ def test_the_least_loaded_is_chosen_and_ties_rotate() -> None:
 def test_full_draining_dead_and_excluded_workers_are_left_out() -> None:
     fleet = a_fleet(D1, D2)
     fleet.report(a_load("d1", running=4))
-    assert choose(demand(), fleet) == Assignment(mode=Mode.LOCAL, decode=D2.worker)
+    assert placed_by(demand(), fleet) == Assignment(mode=Mode.LOCAL, decode=D2.worker)
     excluded = frozenset({D2.worker})
     assert choose(demand(excluded=excluded), fleet) == Unplaced("every worker is full")
     fleet.report(a_load("d2", draining=True))
@@ -292,7 +300,7 @@ def test_what_does_not_fit_into_the_transfer_slots_is_not_handed_over() -> None:
     assert isinstance(fits := choose(demand(prompt_tokens=8 * 64), fleet), Assignment)
     assert fits.mode is Mode.REMOTE
     too_long = demand(prompt_tokens=8 * 64 + 1)
-    assert choose(too_long, fleet) == Assignment(mode=Mode.LOCAL, decode=D1.worker)
+    assert placed_by(too_long, fleet) == Assignment(mode=Mode.LOCAL, decode=D1.worker)
     forced = choose(demand(prompt_tokens=513, forced=Forced(mode=Mode.REMOTE)), fleet)
     assert forced == Unplaced("no prefill worker can hand the KV of 513 tokens to a decode worker")
 

@@ -37,6 +37,18 @@ class Beat(Message, frozen=True, kw_only=True, tag="beat.1"):
     """Whether it is the last one: the process ends as it was asked to."""
 
 
+class ParkingRoom(Message, frozen=True, kw_only=True, tag="parking_room.1"):
+    """Where KV handed to a worker can wait until its engine has room."""
+
+    kind: str
+    """`host` (memory) or `disk`."""
+    total_bytes: int
+    """0: it is there, but out of order for now."""
+    used_bytes: int = 0
+    bytes_per_s: float = 0.0
+    """Measured, the slower way of the two; 0: not yet."""
+
+
 class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registration.1"):
     """What a worker offers: bucket `workers`, key = incarnation."""
 
@@ -63,6 +75,8 @@ class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registr
     """The lowest power cap its device takes."""
     cap_default_w: float = 0.0
     """The cap it has when nobody governs it, also the highest; 0: it cannot be capped."""
+    parking: tuple[ParkingRoom, ...] = ()
+    """Where KV written to it can wait for a seat."""
 
 
 class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load.1"):
@@ -81,6 +95,13 @@ class WorkerLoad(Message, frozen=True, kw_only=True, tag="worker_load.1"):
     embedding_tokens: int = 0
     """Tokens of texts that wait for their vectors."""
     transfer_slots_used: int = 0
+    parked: int = 0
+    """Of those that wait, whose KV waits in `parking`."""
+    parking: tuple[ParkingRoom, ...] = ()
+    seat_gap_s: float = 0.0
+    """Mean time between seats that fell free while somebody parked here; 0: not known."""
+    kv_bytes_per_s: float = 0.0
+    """What its hand-offs move at, measured; 0: not known."""
     power_w: float = 0.0
     cap_w: float = 0.0
     energy_j: float = 0.0

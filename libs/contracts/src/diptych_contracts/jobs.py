@@ -6,6 +6,7 @@ from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.ids import Incarnation, RequestId, TransferId
 from diptych_contracts.journal import Chances, Report
 from diptych_contracts.prompts import PromptRef
+from diptych_contracts.requests import KvPath
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.tickets import TicketFault, TicketSeal
 from diptych_contracts.wire import Message
@@ -51,6 +52,8 @@ class PrefillJob(Message, frozen=True, kw_only=True, tag="prefill_job.1"):
     """How long it may wait and compute: its ticket lasts that long at least; 0: not said."""
     transfer_ms: int = 0
     """How long the hand-off may take, from the end of prefill; 0: the worker's own setting."""
+    path: KvPath | None = None
+    """How its KV gets to the decode worker; None: straight."""
 
 
 class BlockDigest(Message, frozen=True, kw_only=True, tag="block_digest.1"):

@@ -47,6 +47,10 @@ class Report(Message, frozen=True, kw_only=True, tag="report.1"):
     """Leading tokens of prompt and delivered answer whose KV the prefill worker had cached."""
     engine: str = ""
     """Adapter and build of the engine that sampled the answer's last token."""
+    path: str = ""
+    """How KV got from prefill to decode (`requests.KvPath`)."""
+    parked_ms: float = 0.0
+    """How long it waited at the decode worker for a seat."""
 
 
 Chances = tuple[tuple[int, float], ...]
@@ -106,7 +110,7 @@ class Started(Message, frozen=True, kw_only=True, tag="started.1"):
     attempt: int
     worker: Incarnation
     phase: str
-    """`prefill` or `decode`."""
+    """`prefill` or `decode`; `parked`: its KV is there and waits for a seat, `decode` follows."""
     voice: bytes = b""
     """Who says it: `policy.voices`."""
 

@@ -29,11 +29,25 @@ class Mode(StrEnum):
     """A prefill worker hands its KV to a decode worker."""
 
 
+class KvPath(StrEnum):
+    """How a request's KV gets from its prefill to its decode (`policy.paths`)."""
+
+    COLOCATED = "colocated"
+    """Not at all: one worker does both phases."""
+    DIS_GPU = "dis-gpu"
+    """Straight into the decode worker's engine, which has kept a seat for it."""
+    DIS_CPU = "dis-cpu"
+    """It waits in the decode worker's host memory until there is a seat."""
+    DIS_DISK = "dis-disk"
+    """It waits on the decode worker's disk until there is a seat."""
+
+
 class Forced(Message, frozen=True, kw_only=True, tag="forced.1"):
     """A path the client insists on (for tests and debugging)."""
 
     mode: Mode | None = None
     link: Literal["shm", "nixl", "tcp"] | None = None
+    path: KvPath | None = None
 
 
 class Deadlines(Message, frozen=True, kw_only=True, tag="deadlines.1"):
@@ -130,6 +144,10 @@ class Assignment(Message, frozen=True, kw_only=True, tag="assignment.1"):
     """The link to take if neither of the two can be opened."""
     apart: bool = False
     """Whether its workers are given to nobody else meanwhile."""
+    path: KvPath | None = None
+    """How its KV gets to its decode worker; None: of an older scheduler."""
+    path_reason: str = ""
+    """Why that one."""
 
     @property
     def entry(self) -> Incarnation:

@@ -49,6 +49,9 @@ class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
     """How the writer would encode its blocks; the ticket says whether it may."""
     seals: bool = False
     """Whether the writer can seal its blocks under a ticket's key."""
+    parking: str = ""
+    """Where the KV may wait for engine cells and a sequence: `host` or `disk`. Then room is kept
+    there, and none in the engine. Empty: nowhere; the engine keeps room from now on."""
 
 
 class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):

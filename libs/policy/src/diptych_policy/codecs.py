@@ -62,6 +62,11 @@ class Bandwidths:
         """None: not measured."""
         return self._known.get(link)
 
+    @property
+    def slowest_bytes_s(self) -> float:
+        """Of all that were measured; 0: none was."""
+        return min(self._known.values(), default=0.0)
+
 
 def check_setting(setting: str, allowed: Sequence[str]) -> None:
     """Raise `Permanent` unless a worker can be told so."""
@@ -155,3 +160,8 @@ class CodecChoice:
     def crossed(self, link: str, n_bytes: int, took_s: float) -> None:
         """A transfer over `link` is over."""
         self._bandwidths.crossed(link, n_bytes, took_s)
+
+    @property
+    def slowest_bytes_s(self) -> float:
+        """What hand-offs from here move at, at least; 0: not measured."""
+        return self._bandwidths.slowest_bytes_s

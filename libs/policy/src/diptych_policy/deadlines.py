@@ -72,7 +72,7 @@ def _token_overdue(live: LiveRequest, now_s: float) -> Overdue | None:
             return None
         why = live.unplaced or "no token came"
         return Expire(f"no first token within {first_token_s:g} s: {why}")
-    if live.stage is not Stage.ROUTED:
+    if live.stage is not Stage.ROUTED or live.parked:  # parked: its worker waits for a seat
         return None
     if live.view.attempt_has_tokens and now_s - live.progress_s >= inter_token_s:
         return GiveUpAttempt(f"no token for {inter_token_s:g} s")

@@ -1,12 +1,19 @@
 """The scheduler's view of the workers: who is registered, alive, and how loaded."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
+from diptych_contracts.journal import Report
+from diptych_policy.paths import Tier
 from diptych_policy.prefix_index import PrefixIndex
 from diptych_policy.prefixes import PromptBlocks
+
+_NEW = 0.2
+"""Share of the newest measurement in what is known."""
+_LEAST_TOKENS = 32
+"""Fewer take a step, whatever a token takes."""
 
 
 @dataclass(slots=True)
@@ -18,6 +25,10 @@ class Worker:
     assigned: int = 0
     assigned_tokens: int = 0
     assigned_prefill_tokens: int = 0
+    assigned_parking: dict[str, int] = field(default_factory=dict)
+    """Bytes, by kind."""
+    prefill_token_s: float = 0.0
+    """What a prompt token takes it, as answers that ended tell; 0: not known."""
     last_chosen: int = 0
 
     @property
@@ -40,6 +51,30 @@ class Worker:
     def prefill_backlog_tokens(self) -> int:
         """Prompt tokens still to be computed: as last reported, and given since."""
         return (self.load.waiting_tokens if self.load else 0) + self.assigned_prefill_tokens
+
+    @property
+    def seat_wait_s(self) -> float | None:
+        """How long the next one to park would wait for a seat; None: nobody has, of late."""
+        if self.load is None or not self.load.seat_gap_s:
+            return None
+        return self.load.seat_gap_s * (self.load.parked + 1)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """What the KV of so many tokens takes up here, outside the engine."""
+        layout = self.registration.layout
+        return layout.blocks(tokens) * layout.slot_bytes
+
+    @property
+    def tiers(self) -> dict[str, Tier]:
+        """Where KV can wait here, as last reported, less what was given since."""
+        rooms = self.load.parking if self.load is not None else self.registration.parking
+        return {
+            room.kind: Tier(
+                room.total_bytes - max(room.used_bytes, self.assigned_parking.get(room.kind, 0)),
+                room.bytes_per_s,
+            )
+            for room in rooms
+        }
 
     def has_room(self, tokens: int) -> bool:
         """Whether a sequence of `tokens` would fit now."""
@@ -136,6 +171,27 @@ class Fleet:
             entry.assigned = max(0, entry.assigned - 1)
             entry.assigned_tokens = max(0, entry.assigned_tokens - tokens)
             entry.assigned_prefill_tokens = max(0, entry.assigned_prefill_tokens - prefill_tokens)
+
+    def prefilled(self, report: Report, tokens: int) -> None:
+        """An answer has ended: of a context of `tokens`, `report` says what prefill took."""
+        entry = self._workers.get(Incarnation(report.prefill_worker))
+        computed = tokens - report.cached_tokens
+        if entry is None or computed < _LEAST_TOKENS or report.prefill_ms <= 0:
+            return
+        seen, before = report.prefill_ms / 1000 / computed, entry.prefill_token_s
+        entry.prefill_token_s = before + _NEW * (seen - before) if before else seen
+
+    def park(self, worker: Incarnation, kind: str, n_bytes: int) -> None:
+        """Of what was given to `worker`, so much waits there for a seat; negative: no longer."""
+        entry = self._workers.get(worker)
+        if entry is not None:
+            held = entry.assigned_parking.get(kind, 0) + n_bytes
+            entry.assigned_parking[kind] = max(0, held)
+
+    def kv_bytes(self, worker: Incarnation, tokens: int) -> int:
+        """What the KV of so many tokens takes up at `worker`, outside its engine."""
+        entry = self._workers.get(worker)
+        return entry.kv_bytes(tokens) if entry is not None else 0
 
     def keep_for(self, request_id: RequestId, workers: Iterable[Incarnation]) -> None:
         """Give `workers` to nobody else from now on; none: any may have what was kept."""

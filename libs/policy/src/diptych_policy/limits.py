@@ -1,9 +1,10 @@
 """Numbers of the request ledger's rules."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from diptych_contracts.streams import SCHEDULERS
 from diptych_policy.attendance import RESUME_GRACE_S
+from diptych_policy.paths import PathRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,5 @@ class Limits:
     A record that is gone is written again: by then the journal has said if its request is over."""
     resume_grace_s: float = RESUME_GRACE_S
     """How long a request with resume intent outlives its gateway unread."""
+    paths: PathRules = field(default_factory=PathRules)
+    """What an operator says of how KV gets from prefill to decode."""

@@ -12,9 +12,12 @@ from diptych_contracts.journal import End, EndReason, Fence
 from diptych_contracts.requests import Assignment, Mode, Request, RequestRecord
 from diptych_policy.attendance import Attendance
 from diptych_policy.journal import RequestView
+from diptych_policy.paths import PathRules
 from diptych_policy.prefixes import PromptBlocks
 from diptych_policy.routing import Company, Demand
 from diptych_policy.voices import attempt_voice, owner_voice
+
+NO_RULES = PathRules()
 
 
 class Stage(StrEnum):
@@ -33,6 +36,9 @@ class Booking(NamedTuple):
     tokens: int
     prefill_tokens: int
     """Of these, what the worker has to compute before the first token."""
+    parking: str = ""
+    """Where its KV waits for a seat; empty: it needs none, or has one."""
+    parking_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -52,6 +58,9 @@ class LiveRequest:
     attendance: Attendance
     """Whether it is read; its gateway's concern while that lives."""
     decode_started: bool = False
+    """A decode worker has its KV: it needs its prefill worker no more."""
+    parked: bool = False
+    """That KV waits for a seat: no token comes meanwhile."""
     failures: int = 0
     """Attempts that live workers gave up in a row."""
     refusals: int = 0
@@ -98,6 +107,7 @@ class LiveRequest:
         *,
         company: Company = Company.ANY,
         unproven: frozenset[Incarnation] = frozenset(),
+        rules: PathRules = NO_RULES,
     ) -> Demand:
         """What the next attempt needs."""
         done = len(self.view.token_ids)
@@ -111,6 +121,8 @@ class LiveRequest:
             request_id=self.request.request_id,
             company=company,
             unproven=unproven,
+            deployment=rules.deployment,
+            ttft_slo_s=rules.ttft_slo_s.get(self.request.priority_class, 0.0),
         )
 
     def job(self, assignment: Assignment, *, unix_ms: int) -> Job:
@@ -140,6 +152,7 @@ class LiveRequest:
             last_link=assignment.last_link,
             first_token_ms=int(request.deadlines.first_token_s * 1000),
             transfer_ms=int(request.deadlines.transfer_s * 1000),
+            path=assignment.path,
         )
 
     def fence(self) -> Fence:

@@ -220,7 +220,7 @@ class LiveRequests:
         record = live.record
         cancels = self._cancel_work(live)
         self._release(live)
-        live.decode_started = False
+        live.decode_started = live.parked = False
         live.record = msgspec.structs.replace(
             record,
             state=RecordState.QUEUED,
@@ -271,6 +271,9 @@ class LiveRequests:
         self._forget(live)
         record = msgspec.structs.replace(live.record, journal_end_seq=end_seq)
         tokens = len(live.view.token_ids)
+        if end.report is not None:
+            context = live.request.prompt_tokens + live.view.attempt_start
+            self._fleet.prefilled(end.report, context)
         return self._closed(record, end, request=live.request, tokens=tokens)
 
     def _closed(
@@ -340,7 +343,7 @@ class LiveRequests:
         waited_s = self._now_s - live.since_s
         company = company_of(live.record, self._limits, waited_s=waited_s)
         unproven = self._unproven() if company is Company.PROVEN else frozenset()
-        return live.demand(company=company, unproven=unproven)
+        return live.demand(company=company, unproven=unproven, rules=self._limits.paths)
 
     def _yields(self, request_id: RequestId) -> bool:
         """Whether another scheduler's suspect goes first: else both would take one idle worker."""

@@ -4,6 +4,7 @@ from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.requests import Assignment
 from diptych_policy.fleet import Fleet
 from diptych_policy.live_request import Booking, LiveRequest
+from diptych_policy.paths import parking_of
 from diptych_policy.routing import Demand, Unplaced, choose, soonest_idle
 
 
@@ -35,21 +36,43 @@ class Placer:
                 assignment.prefill, demand.prompt, demand.prompt_tokens
             )
             live.booked[assignment.prefill] = Booking(demand.prompt_tokens, to_compute)
-        live.booked[assignment.decode] = Booking(demand.prompt_tokens + demand.answer_tokens, 0)
+        tokens, kind = demand.prompt_tokens + demand.answer_tokens, parking_of(assignment.path)
+        parks = bool(kind) and (live.parked or not live.decode_started)
+        live.booked[assignment.decode] = (
+            Booking(
+                tokens,
+                0,
+                parking=kind,
+                parking_bytes=self._fleet.kv_bytes(assignment.decode, demand.prompt_tokens),
+            )
+            if parks
+            else Booking(tokens, 0)
+        )
         self.keep(live, assignment)
-        for worker, (tokens, prefill_tokens) in live.booked.items():
-            self._fleet.assign(worker, tokens, prefill_tokens=prefill_tokens)
+        for worker, booking in live.booked.items():
+            self._fleet.assign(worker, booking.tokens, prefill_tokens=booking.prefill_tokens)
+            self._fleet.park(worker, booking.parking, booking.parking_bytes)
 
     def keep(self, live: LiveRequest, assignment: Assignment) -> None:
         """Keep its workers for it alone, or no longer, as `assignment` says."""
         self._fleet.keep_for(live.record.request_id, live.booked if assignment.apart else ())
 
+    def seated(self, live: LiveRequest, worker: Incarnation) -> bool:
+        """`live` parks at `worker` no longer: it has a seat; whether it did park."""
+        booking = live.booked.get(worker)
+        if booking is None or not booking.parking:
+            return False
+        self._fleet.park(worker, booking.parking, -booking.parking_bytes)
+        live.booked[worker] = booking._replace(parking="", parking_bytes=0)
+        return True
+
     def release(self, live: LiveRequest, *, keep: Incarnation | None = None) -> bool:
         """Take `live` off all workers but `keep`; whether any was freed."""
         freed = [worker for worker in live.booked if worker != keep]
         for worker in freed:
-            tokens, prefill_tokens = live.booked.pop(worker)
-            self._fleet.unassign(worker, tokens, prefill_tokens=prefill_tokens)
+            booking = live.booked.pop(worker)
+            self._fleet.unassign(worker, booking.tokens, prefill_tokens=booking.prefill_tokens)
+            self._fleet.park(worker, booking.parking, -booking.parking_bytes)
         assignment = live.record.assignment
         apart = assignment is not None and assignment.apart
         self._fleet.keep_for(live.record.request_id, live.booked if apart else ())

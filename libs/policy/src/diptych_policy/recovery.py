@@ -290,10 +290,20 @@ class Ledger(RecordNews):
 
     def _started(self, live: LiveRequest, started: Started) -> None:
         """A worker has begun; of an attempt without a fence yet nobody has a job."""
-        if started.attempt == live.record.attempt == live.view.attempt:
-            live.decode_started = live.decode_started or started.phase == "decode"
-            if live.decode_started:
-                self._release(live, keep=started.worker)
+        if started.attempt != live.record.attempt or started.attempt != live.view.attempt:
+            return
+        if started.phase in ("decode", "parked"):
+            live.decode_started = True
+            live.parked = started.phase == "parked"
+            self._seated(live, started)
+        if live.decode_started:
+            self._release(live, keep=started.worker)
+
+    def _seated(self, live: LiveRequest, started: Started) -> None:
+        """A decode worker has begun: its tokens are due from now on, and its parking is free."""
+        if not live.parked and self._placer.seated(live, started.worker):
+            live.progress_s = self._now_s
+            self._may_place = True
 
     def _denounced(self, live: LiveRequest, part: JournalPart) -> list[Effect]:
         """Somebody spoke who had no right to: counted each time, told once."""

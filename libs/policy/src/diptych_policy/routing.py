@@ -8,6 +8,9 @@ it costs more than computing it elsewhere, and then there are two that have it.
 A prompt that would not fit into a decode worker's transfer slots, all of them, is never handed over
 to it: where that leaves no pair, one worker does both phases. Workers whose engines move KV
 themselves pair if model and terms are equal; prompts of any length are handed over then.
+
+Where every decode worker is full, one that can park the KV until it has a seat may be given the
+request all the same; whether it is, `paths` says. Engines that move KV themselves park nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,10 +21,11 @@ from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.handoffs import LINK as ENGINE_LINK
 from diptych_contracts.handoffs import HandOffTerms
 from diptych_contracts.ids import Incarnation, RequestId
-from diptych_contracts.requests import Assignment, Forced, Mode
+from diptych_contracts.requests import Assignment, Forced, KvPath, Mode
 from diptych_contracts.transfers import MAX_TRANSFER_BLOCKS
 from diptych_contracts.wire import Message
 from diptych_policy.fleet import Fleet, Worker
+from diptych_policy.paths import Crossing, PathChoice, choose_path, parking_of
 from diptych_policy.prefixes import PromptBlocks
 
 UNFORCED = Forced()
@@ -55,6 +59,26 @@ class Demand:
     company: Company = Company.ANY
     unproven: frozenset[Incarnation] = frozenset()
     """Workers that hold requests of which nobody knows yet whether they get on."""
+    deployment: KvPath | None = None
+    """The path an operator forces, unless the request names one."""
+    ttft_slo_s: float = 0.0
+    """Within which its answer should begin and go on; 0: not said."""
+
+    @property
+    def path(self) -> KvPath | None:
+        """The path it must take, if that is said; a request's own mode goes before a setting."""
+        if self.forced.path is not None or self.forced.mode is Mode.LOCAL:
+            return self.forced.path
+        if self.forced.mode is Mode.REMOTE and self.deployment is KvPath.COLOCATED:
+            return None
+        return self.deployment
+
+    @property
+    def mode(self) -> Mode | None:
+        """Where its phases must run, if that is said."""
+        if self.forced.mode is not None or self.path is None:
+            return self.forced.mode
+        return Mode.LOCAL if self.path is KvPath.COLOCATED else Mode.REMOTE
 
     @property
     def apart(self) -> bool:
@@ -139,12 +163,12 @@ def choose(demand: Demand, fleet: Fleet) -> Assignment | Unplaced:
     decodes = list(fleet.usable(demand.model, Role.DECODE))
     if not prefills and not decodes:
         return Unplaced(f"no worker serves {demand.model!r} at the moment")
-    if demand.forced.mode is Mode.LOCAL:
-        return _local(demand, fleet, decodes, prefills)
+    if demand.mode is Mode.LOCAL:
+        return _local(demand, fleet, decodes, prefills, why="as was asked")
     ready = [worker for worker in prefills if worker.id not in demand.excluded]
-    if demand.forced.mode is Mode.REMOTE or _pairs(demand, ready, decodes):
+    if demand.mode is Mode.REMOTE or _pairs(demand, ready, decodes):
         return _remote(demand, fleet, prefills, decodes)
-    return _local(demand, fleet, decodes, prefills)
+    return _local(demand, fleet, decodes, prefills, why="no pair can hand its KV over")
 
 
 def soonest_idle(demand: Demand, fleet: Fleet) -> list[Incarnation]:
@@ -163,14 +187,20 @@ def soonest_idle(demand: Demand, fleet: Fleet) -> list[Incarnation]:
 
 
 def _local(
-    demand: Demand, fleet: Fleet, decodes: list[Worker], prefills: list[Worker]
+    demand: Demand, fleet: Fleet, decodes: list[Worker], prefills: list[Worker], *, why: str
 ) -> Assignment | Unplaced:
     tokens = demand.prompt_tokens + demand.answer_tokens
     pool = _open(demand, fleet, decodes or prefills)
     worker = _least_loaded(pool, tokens, demand.excluded, lambda worker: worker.sequences)
     if worker is None:
         return Unplaced("every worker is full")
-    return Assignment(mode=Mode.LOCAL, decode=worker.id, apart=demand.apart)
+    return Assignment(
+        mode=Mode.LOCAL,
+        decode=worker.id,
+        apart=demand.apart,
+        path=KvPath.COLOCATED,
+        path_reason=why,
+    )
 
 
 def _open(demand: Demand, fleet: Fleet, workers: Iterable[Worker]) -> list[Worker]:
@@ -201,14 +231,12 @@ def _remote(
             f"no prefill worker can hand the KV of {demand.prompt_tokens} tokens to a decode worker"
             f"{_why_apart(prefills, decodes)}"
         )
-    decode = _least_loaded(
-        _open(demand, fleet, {decode.id: decode for _, decode, _ in pairs}.values()),
-        demand.prompt_tokens + demand.answer_tokens,
-        demand.excluded,
-        lambda worker: worker.sequences,
-    )
-    if decode is None:
+    peers = _open(demand, fleet, {decode.id: decode for _, decode, _ in pairs}.values())
+    decode, choice = _decode_for(demand, fleet, peers, [p for p, _, _ in pairs])
+    if decode is None or choice.waits:
         return Unplaced("every decode worker is full")
+    if choice.path is KvPath.COLOCATED:
+        return _local(demand, fleet, [decode], [], why=choice.reason)
     links = {prefill.id: links for prefill, peer, links in pairs if peer is decode}
     prefill = _least_loaded(
         _open(demand, fleet, [worker for worker in prefills if worker.id in links]),
@@ -230,6 +258,69 @@ def _remote(
         next_link=next_link,
         last_link=last_link,
         apart=demand.apart,
+        path=choice.path,
+        path_reason=choice.reason,
+    )
+
+
+def _decode_for(
+    demand: Demand, fleet: Fleet, peers: list[Worker], prefills: list[Worker]
+) -> tuple[Worker | None, PathChoice]:
+    """The decode worker of `peers` that takes it, and by which path; none: it waits."""
+    forced = demand.path
+    kind = parking_of(forced)
+    if forced is not None and kind and (parked := _parkable(demand, peers, kind)):
+        return min(parked, key=_load), PathChoice(forced, "as was asked")
+    tokens = demand.prompt_tokens + demand.answer_tokens
+    decode = _least_loaded(peers, tokens, demand.excluded, lambda worker: worker.sequences)
+    if decode is not None:
+        if kind:
+            return decode, PathChoice(KvPath.DIS_GPU, f"nobody has room on {kind} to park it")
+        if forced is not None or demand.mode is Mode.REMOTE:
+            return decode, PathChoice(KvPath.DIS_GPU, "as was asked")
+        return decode, choose_path(_crossing(demand, fleet, decode, prefills))
+    roomy = _parkable(demand, peers, None)
+    if not roomy or kind or forced is KvPath.DIS_GPU or demand.company is not Company.ANY:
+        return None, PathChoice(KvPath.DIS_GPU, "it waits for a seat", waits=True)
+    decode = min(roomy, key=_load)
+    return decode, choose_path(_crossing(demand, fleet, decode, prefills))
+
+
+def _parkable(demand: Demand, peers: list[Worker], kind: str | None) -> list[Worker]:
+    """Those of `peers` that have room to park it, on `kind` (None: anywhere)."""
+    tokens = demand.prompt_tokens + demand.answer_tokens
+    return [
+        worker
+        for worker in peers
+        if worker.id not in demand.excluded
+        and tokens <= worker.registration.kv_tokens
+        and worker.registration.hand_off is None
+        and any(
+            tier.free_bytes >= worker.kv_bytes(demand.prompt_tokens)
+            for where, tier in worker.tiers.items()
+            if kind in (None, where)
+        )
+    ]
+
+
+def _load(worker: Worker) -> tuple[int, int]:
+    return worker.sequences, worker.last_chosen
+
+
+def _crossing(demand: Demand, fleet: Fleet, decode: Worker, prefills: list[Worker]) -> Crossing:
+    rates = [p.load.kv_bytes_per_s for p in prefills if p.load and p.load.kv_bytes_per_s]
+    prefilling_s = [
+        p.prefill_token_s * fleet.prefill_tokens(p.id, demand.prompt, demand.prompt_tokens)
+        for p in prefills
+    ]
+    return Crossing(
+        kv_bytes=decode.kv_bytes(demand.prompt_tokens),
+        seat_free=decode.has_room(demand.prompt_tokens + demand.answer_tokens),
+        seat_wait_s=decode.seat_wait_s,
+        link_bytes_per_s=max(rates, default=0.0),
+        prefill_s=min(prefilling_s, default=0.0),
+        tiers=decode.tiers,
+        ttft_slo_s=demand.ttft_slo_s,
     )
 
 

@@ -105,6 +105,9 @@ class SchedulerMetrics:
         self.queued = gauge("scheduler_queued_requests", "Requests waiting for a worker.")
         self.owned = gauge("scheduler_owned_requests", "Open requests this replica answers for.")
         self.routed = counter("scheduler_routed_total", "Attempts sent to workers.", "mode")
+        self.paths = counter(
+            "scheduler_paths_total", "Attempts sent to workers, by how their KV moves.", "path"
+        )
         self.refused = counter("scheduler_refused_total", "Jobs refused by workers.", "reason")
         self.fences = counter("scheduler_fences_total", "New attempts begun with a fence.")
         self.forged = counter(
@@ -172,6 +175,25 @@ class TransferMetrics:
         )
 
 
+class ParkingMetrics:
+    """KV that waits at a decode worker for a seat in its engine."""
+
+    def __init__(self) -> None:
+        self.jobs = gauge("kv_parked_jobs", "Jobs without a seat: parked, or on their way.")
+        self.used = gauge("kv_parked_bytes", "Room held for parked KV.", "parking")
+        self.total = gauge(
+            "kv_parked_capacity_bytes", "Room in all; 0 while it is out of order.", "parking"
+        )
+        self.outcomes = counter("kv_parked_total", "Parked KV that left.", "parking", "outcome")
+        self.faults = counter("kv_parked_faults_total", "Parking that failed.", "parking", "fault")
+        self.waited = histogram(
+            "kv_parked_duration_seconds",
+            "From acceptance to the seat, or to the end.",
+            "parking",
+            buckets=DURATION_BUCKETS_S,
+        )
+
+
 class PowerMetrics:
     """Watts and joules, and where they were read."""
 
@@ -204,6 +226,12 @@ def scheduler() -> SchedulerMetrics:
 def transfers() -> TransferMetrics:
     """The KV link's families."""
     return TransferMetrics()
+
+
+@cache
+def parking() -> ParkingMetrics:
+    """The families of parked KV."""
+    return ParkingMetrics()
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from diptych_engine.step_loop import StepLoop
 from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.links import LinkSettings
 from diptych_kvlink.lockfile import host_id
+from diptych_kvlink.parking import Lot
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_policy.codecs import CodecChoice, check_setting
 from diptych_policy.job_admission import JobAdmission
@@ -43,8 +44,10 @@ from diptych_worker.embedding import EmbedDesk
 from diptych_worker.engine_handing_over import EngineHandOver
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
+from diptych_worker.lots import open_lots
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.orphaned import Orphans
+from diptych_worker.parking import Parking
 from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
 from diptych_worker.reporting import Reports
@@ -194,8 +197,10 @@ async def run_worker(
     """Join engine and device to the bus and the KV links, and serve."""
     incoming, links = _links(member, settings, on)
     card = offered_card(card, on.engine.spec)
+    lots = open_lots(settings, role, on.engine.spec.layout, clock=member.now_s)
     register = _register(member, settings, role, card=card, on=on, endpoints=incoming.endpoints)
-    parts = _parts(member, settings, register, on=on, links=(incoming, links))
+    register.parks(tuple(lot.room for lot in lots.values()))
+    parts = _parts(member, settings, register, on=on, links=(incoming, links), lots=lots)
     worker = Worker(member, parts, drain_s=settings.drain_s)
     on.engine.start(parts.news.heard, paused=parts.news.unheard)
     try:
@@ -204,6 +209,7 @@ async def run_worker(
         await parts.prompts.close()
         await asyncio.to_thread(on.engine.stop)  # before the links: it may be writing
         await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
+        await asyncio.to_thread(parts.take_over.parking.close)
         incoming.close()
 
 
@@ -293,6 +299,7 @@ def _parts(
     *,
     on: Equipment,
     links: tuple[IncomingTransfers, WriterLinks],
+    lots: Mapping[str, Lot],
 ) -> Parts:
     bus, me, now_s = member.bus, member.incarnation, member.now_s
     engine, device, spec = on.engine, on.device, on.engine.spec
@@ -304,9 +311,10 @@ def _parts(
         member, engine, model=register.card.model, draining=lambda: admission.draining
     )
     orphans = Orphans(now_s)
-    take_over = TakeOver(
-        incoming, admission, spec.fingerprint, terms=spec.hand_off, metrics=metrics, now_s=now_s
+    parking = Parking(
+        lots, admission, model_base=spec.fingerprint.base, metrics=metrics, now_s=now_s
     )
+    take_over = TakeOver(incoming, admission, spec, parking=parking, metrics=metrics, now_s=now_s)
     return Parts(
         engine=engine,
         admission=admission,
@@ -334,6 +342,7 @@ def _parts(
             waits=register.registration.role is Role.PREFILL,
             embedding=embedding,
             orphans=orphans,
+            moving=lambda: writers.codecs.slowest_bytes_s,
         ),
         device=device,
     )

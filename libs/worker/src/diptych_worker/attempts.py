@@ -11,7 +11,7 @@ from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import DecodeJob, GenerateJob, Job, PrefillJob
 from diptych_contracts.journal import Report
-from diptych_contracts.requests import Mode
+from diptych_contracts.requests import KvPath, Mode
 from diptych_engine.port import NewTokens, Phase, SequenceKey
 
 
@@ -39,6 +39,12 @@ class Attempt:
     """PREFILL: the KV link it holds a ticket for; empty before it has one."""
     verified_s: float = 0.0
     """DECODE: how long it took to verify the KV."""
+    path: KvPath = KvPath.DIS_GPU
+    """PREFILL: how its KV gets to the decode worker."""
+    parked: bool = False
+    """DECODE: its KV waits for a seat; the engine knows nothing of it."""
+    parked_s: float = 0.0
+    """DECODE: how long that took."""
     sampled: asyncio.Future[NewTokens] = field(default_factory=asyncio.Future)
     """PREFILL: the token that ends it."""
     offered: asyncio.Future[EngineHandOff] = field(default_factory=asyncio.Future)
@@ -113,6 +119,7 @@ class Attempt:
             energy_source=self.energy_source,
             cached_tokens=self.cached_tokens,
             engine=self.engine,
+            path=KvPath.COLOCATED if mode is Mode.LOCAL else self.path,
         )
 
     def _decoded(self, report: Report, decode_s: float, share: float) -> Report:
@@ -124,6 +131,7 @@ class Attempt:
             engine=self.engine,
             transfer_ms=report.transfer_ms + _ms(self.verified_s),
             decode_ms=_ms(decode_s),
+            parked_ms=_ms(self.parked_s),
             prefill_j=report.prefill_j - decode_j if local else report.prefill_j,
             decode_j=decode_j,
         )

@@ -59,6 +59,12 @@ class Decoding:
         if attempt.failure is not None:
             raise attempt.failure
 
+    def parked(self, attempt: Attempt, job: DecodeJob) -> None:
+        """Say that the answer will go on here, once there is a seat for it."""
+        self._started(attempt, "parked")
+        if job.first_ids:
+            self._bus.append(attempt.gateway, _taken_over(self._worker, job))
+
     def _take_over(self, attempt: Attempt, job: DecodeJob) -> None:
         """Say that the answer goes on here."""
         if job.hand_off is None:
@@ -66,13 +72,13 @@ class Decoding:
         if job.first_ids:
             self._bus.append(attempt.gateway, _taken_over(self._worker, job))
 
-    def _started(self, attempt: Attempt) -> None:
+    def _started(self, attempt: Attempt, phase: str = "") -> None:
         """Say that the attempt needs its prefill worker no more."""
         started = Started(
             request_id=attempt.key.request_id,
             attempt=attempt.key.attempt,
             worker=self._worker,
-            phase=attempt.phase,
+            phase=phase or attempt.phase,
             voice=attempt.voice,
         )
         self._bus.append(attempt.gateway, started)

@@ -5,13 +5,21 @@ import asyncio
 import msgspec
 
 from diptych_contracts.errors import Incompatible, LinkBroken, Refused
-from diptych_contracts.jobs import DecodeJob, Generation, JobRefused, PrefillJob
+from diptych_contracts.jobs import (
+    DecodeJob,
+    Generation,
+    JobRefused,
+    PrefillJob,
+    RefusalReason,
+)
+from diptych_contracts.requests import KvPath
 from diptych_contracts.transfers import Reserve
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.agreement import check_ticket
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.verifying import context_salt
 from diptych_kvlink.writer_links import WriterLinks
+from diptych_policy.paths import parking_of
 from diptych_telemetry import logger, names, tracer
 from diptych_worker.attempts import Attempt
 from diptych_worker.decode_peer import LEASE_MARGIN_MS, DecodePeer, check_taken, ticket_of
@@ -50,6 +58,7 @@ class HandOver:
         """
         transfer: OutgoingTransfer | None = None
         handed_over = False
+        attempt.path = job.path or KvPath.DIS_GPU
         try:
             transfer = await self._open(attempt, job)
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
@@ -108,10 +117,23 @@ class HandOver:
         return await self._open_over(link, attempt, job)
 
     async def _open_over(self, link: str, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
-        sent_s, reserve = self._now_s(), self._wanted(job, link)
+        try:
+            return await self._ticketed(attempt, job, self._wanted(attempt, job, link))
+        except Refused as err:
+            if not parking_of(attempt.path) or err.reason != RefusalReason.NO_ROOM:
+                raise
+            log.info("kv_not_parked", request_id=attempt.key.request_id, error=str(err))
+        attempt.path = KvPath.DIS_GPU  # a tier that is full is a miss: is there a seat by now?
+        return await self._ticketed(attempt, job, self._wanted(attempt, job, link))
+
+    async def _ticketed(
+        self, attempt: Attempt, job: PrefillJob, reserve: Reserve
+    ) -> OutgoingTransfer:
+        sent_s, link = self._now_s(), reserve.link
         with spans.start_as_current_span(names.KV_RESERVE) as span:
             span.set_attribute(names.LINK, link)
             span.set_attribute(names.LINK_FELL_BACK, link != job.link)
+            span.set_attribute(names.KV_PATH, attempt.path)
             try:
                 ticket = await self._peer.reserve(job, reserve)
             except Refused as err:
@@ -122,7 +144,7 @@ class HandOver:
             salt = context_salt(job.generation, self._engine.spec.fingerprint.base)
             return await self._links.transfer(ticket, sent_s=sent_s, salt=salt)
 
-    def _wanted(self, job: PrefillJob, link: str) -> Reserve:
+    def _wanted(self, attempt: Attempt, job: PrefillJob, link: str) -> Reserve:
         generation, spec = job.generation, self._engine.spec
         return Reserve(
             transfer_id=ticket_of(generation),
@@ -136,6 +158,7 @@ class HandOver:
             agent=self._links.agent,
             codec=self._links.codecs.codec(_way(link, job), context_tokens(generation)),
             seals=True,
+            parking=parking_of(attempt.path),
         )
 
     async def _hand_over(
@@ -152,6 +175,7 @@ class HandOver:
             written_s = self._now_s() - ended_s
             n_bytes = sum(digest.n_bytes for digest in digests)
             span.set_attribute(names.LINK, transfer.kind)
+            span.set_attribute(names.KV_PATH, attempt.path)
             span.set_attribute(names.LINK_TLS, transfer.encrypted)
             span.set_attribute(names.CODEC, transfer.codec)
             span.set_attribute(names.SEALED, transfer.sealed)

@@ -6,7 +6,7 @@ from diptych_contracts.tickets import TicketFault
 from diptych_engine.port import EngineSpec, Phase, StepReport
 from diptych_kvlink.tallying import TurnedAway
 from diptych_kvlink.verifying import Mismatch
-from diptych_telemetry.metrics import power, transfers
+from diptych_telemetry.metrics import parking, power, transfers
 from diptych_telemetry.worker_metrics import steps, vllm
 from diptych_worker.attempts import Attempt
 
@@ -26,6 +26,7 @@ class WorkerMetrics:
         self._model = vllm(model)
         self._steps = steps()
         self._transfers = transfers()
+        self._parking = parking()
         self._power = power()
         self._energy_j = 0.0
         self._orphans = self._recomputed = 0
@@ -42,6 +43,10 @@ class WorkerMetrics:
         self._model.waiting.set(load.waiting)
         self._model.kv_usage_frac.set(load.kv_tokens_used / self._kv_tokens)
         self._transfers.slots_used.set(load.transfer_slots_used)
+        self._parking.jobs.set(load.parked)
+        for room in load.parking:
+            self._parking.used.labels(room.kind).set(room.used_bytes)
+            self._parking.total.labels(room.kind).set(room.total_bytes)
         self._watts(load)
 
     def _watts(self, load: WorkerLoad) -> None:
@@ -120,6 +125,15 @@ class WorkerMetrics:
     def kv_refused(self, reason: str, count: int = 1) -> None:
         """A reservation, a hand-off, a write or a connection was refused here."""
         self._transfers.refused.labels(reason).inc(count)
+
+    def parked(self, kind: str, outcome: str, took_s: float) -> None:
+        """KV waits no longer: `seated`, `dropped`, or found `corrupt`."""
+        self._parking.outcomes.labels(kind, outcome).inc()
+        self._parking.waited.labels(kind).observe(took_s)
+
+    def parking_fault(self, kind: str, fault: str) -> None:
+        """Room to park was `full`, or failed (`write`, `read`), or gave back `corrupt` KV."""
+        self._parking.faults.labels(kind, fault).inc()
 
     def not_handed_over(self, link: str) -> None:
         """A transfer ended without its peer taking over."""

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
+import msgspec
+
 from diptych_bus.port import Bus, Delivery
 from diptych_contracts import subjects
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import Incompatible, Transient
-from diptych_contracts.fleet import Beat, WorkerRegistration
+from diptych_contracts.fleet import Beat, ParkingRoom, WorkerRegistration
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.streams import MODELS, WORKER_TTL_S, WORKERS
 from diptych_contracts.wire import encode
@@ -24,6 +26,10 @@ class Register:
     bus: Bus
     registration: WorkerRegistration
     card: ModelCard
+
+    def parks(self, rooms: tuple[ParkingRoom, ...]) -> None:
+        """Offer `rooms` for KV to wait in."""
+        self.registration = msgspec.structs.replace(self.registration, parking=rooms)
 
     async def enter(self) -> None:
         """Publish card and registration.

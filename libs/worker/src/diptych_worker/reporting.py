@@ -1,6 +1,7 @@
 """What a worker says of itself: how full it is, what it draws, whether it is ready."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NoReturn
 
 from diptych_bus.port import Delivery
@@ -34,6 +35,7 @@ class Reports:
         waits: Whether jobs may wait here for the engine.
         embedding: What else does.
         orphans: Hand-offs that nobody took.
+        moving: What hand-offs from here move at, in bytes per second; 0: not known.
     """
 
     def __init__(  # noqa: PLR0913 - what a worker is made of
@@ -48,6 +50,7 @@ class Reports:
         waits: bool,
         embedding: EmbedDesk,
         orphans: Orphans,
+        moving: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._member = member
         self._engine = engine
@@ -58,6 +61,7 @@ class Reports:
         self._waits = waits
         self._embedding = embedding
         self._orphans = orphans
+        self._moving = moving
         self._returned = asyncio.Event()
         self._exhaustion = Exhaustion()
         self._power = obeying(member, subjects.power(member.incarnation), PowerSetPoint)
@@ -105,6 +109,10 @@ class Reports:
             kv_tokens_used=max(load.kv_tokens_used, self._admission.promised_tokens),
             embedding_tokens=self._embedding.waiting_tokens,
             transfer_slots_used=self._take_over.slots_used,
+            parked=self._admission.parked,
+            parking=self._take_over.parking.rooms,
+            seat_gap_s=round(self._take_over.parking.seat_gap_s, 4),
+            kv_bytes_per_s=round(self._moving()),
             power_w=reading.power_w,
             cap_w=reading.cap_w,
             energy_j=reading.energy_j,
@@ -128,8 +136,8 @@ class Reports:
         if self._admission.draining or self._admission.out_of_order:
             return
         smallest = self._engine.spec.layout.block_tokens
-        obstacle = self._take_over.obstacle or self._admission.obstacle(
-            smallest, may_wait=self._waits
-        )
+        obstacle = self._take_over.obstacle
+        if not obstacle and not self._take_over.parking.has_room:
+            obstacle = self._admission.obstacle(smallest, may_wait=self._waits)
         reason = self._exhaustion.reason(obstacle, now_s=self._member.now_s())
         self._member.ready(not reason, reason)

@@ -38,7 +38,7 @@ from diptych_contracts.jobs import (
 )
 from diptych_contracts.orders import Signed
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
-from diptych_engine.port import Engine, Phase, SequenceKey
+from diptych_engine.port import Engine, KvBlock, Phase, SequenceKey
 from diptych_kvlink.claiming import IncomingBlock
 from diptych_kvlink.sealing import BadTicket
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
@@ -225,14 +225,27 @@ class Worker:
     async def _run(self, attempt: Attempt, job: Job, blocks: Sequence[IncomingBlock]) -> None:
         """One attempt from its acceptance to the moment the engine has nothing of it."""
         try:
+            if isinstance(job, DecodeJob) and self._admission.parks(*attempt.key):
+                attempt.parked = True
+                self._decoding.parked(attempt, job)
             attempt.prompt_ids = await self._prompts.ids(job.generation)
             if isinstance(job, PrefillJob):
                 await self._hand_over.run(attempt, job)
             else:
-                unpacked = await self._take_over.unpacked(blocks)
+                unpacked = await self._unpacked(attempt, job, blocks)
                 await self._decoding.run(attempt, job, unpacked)
         except DiptychError as err:
             self._news.fail(attempt, err)
+
+    async def _unpacked(
+        self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: Sequence[IncomingBlock]
+    ) -> list[KvBlock]:
+        """What the engine imports of `blocks`, once it has a seat for them."""
+        if not isinstance(job, DecodeJob) or not attempt.parked:
+            return await self._take_over.unpacked(blocks)
+        return await self._take_over.parking.hold(
+            attempt, job, blocks, copied=lambda: self._take_over.imported(job.transfer_id)
+        )
 
     def _leave(self, attempt: Attempt, job: Job) -> None:
         """Nothing of an attempt is held here any more.
@@ -244,7 +257,9 @@ class Worker:
         del self._attempts[attempt.key]
         if isinstance(job, DecodeJob):
             self._take_over.imported(job.transfer_id)
+            self._take_over.parking.free(job.transfer_id)
         self._admission.leave(*attempt.key)
+        self._take_over.parking.advance()
 
     # Cancels
 
@@ -279,7 +294,7 @@ class Worker:
             return
         if not attempt.stopping:
             attempt.stopping = True
-            if attempt.phase is Phase.PREFILL or attempt.prompt_ids is None:
+            if attempt.phase is Phase.PREFILL or attempt.prompt_ids is None or attempt.parked:
                 attempt.task.cancel()
             else:
                 self._engine.abort(key)

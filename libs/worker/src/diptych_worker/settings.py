@@ -82,6 +82,14 @@ class WorkerSettings(ServiceSettings):
     kv_seal: Literal["off", "required"] = "off"
     """Whether blocks are sealed (AES-256-GCM, a key for each transfer) over links without TLS:
     shared memory, RDMA. Required by one, it is done; a worker that cannot is refused."""
+    kv_parking_host_bytes: int = 0
+    """Decode worker: memory in which KV may wait until the engine has a seat (`dis-cpu`). It is
+    taken as it is needed."""
+    kv_parking_disk_bytes: int = 0
+    """Decode worker: the same on disk (`dis-disk`), sealed with a key of this process's own."""
+    kv_parking_dir: Path = Path()
+    """Where that file lies: a folder of this user's alone (0700). It has no name, so none is left
+    behind."""
     drain_s: float = 60.0
     device_watts: float = 300.0
     """Board power of the simulated device."""
@@ -90,3 +98,7 @@ class WorkerSettings(ServiceSettings):
         known = (*OWN_ENGINES, *sorted(ADAPTERS))
         if self.engine not in known:
             raise ValueError(f"engine: expected one of {', '.join(known)}, got {self.engine!r}")
+        if min(self.kv_parking_host_bytes, self.kv_parking_disk_bytes) < 0:
+            raise ValueError("kv_parking_host_bytes, kv_parking_disk_bytes: expected at least 0")
+        if self.kv_parking_disk_bytes and self.kv_parking_dir == Path():
+            raise ValueError("kv_parking_dir: expected a folder to park KV in, got none")

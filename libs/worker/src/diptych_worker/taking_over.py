@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from diptych_contracts.cards import Fingerprint
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.handoffs import MAX_OPAQUE_BYTES, FirstToken, HandOffTerms
@@ -16,7 +15,7 @@ from diptych_contracts.transfers import (
     ReserveAnswer,
     ReserveRefused,
 )
-from diptych_engine.port import KvBlock
+from diptych_engine.port import EngineSpec, KvBlock
 from diptych_kvlink.agreement import check_fingerprint
 from diptych_kvlink.claiming import IncomingBlock
 from diptych_kvlink.incoming import IncomingTransfers
@@ -24,6 +23,7 @@ from diptych_kvlink.sealing import BadTicket
 from diptych_policy.job_admission import JobAdmission, NotAdmitted
 from diptych_telemetry import logger, names, tracer
 from diptych_worker.metering import WorkerMetrics
+from diptych_worker.parking import Parking
 
 log = logger("worker")
 spans = tracer("worker")
@@ -78,22 +78,26 @@ class TakeOver:
         self,
         incoming: IncomingTransfers,
         admission: JobAdmission,
-        fingerprint: Fingerprint,
+        spec: EngineSpec,
         *,
-        terms: HandOffTerms | None = None,
+        parking: Parking,
         metrics: WorkerMetrics,
         now_s: Callable[[], float],
     ) -> None:
         self._incoming = incoming
+        self.parking = parking
         self._metrics = metrics
         self._admission = admission
-        self._fingerprint = fingerprint
-        self._terms = terms
+        self._fingerprint = spec.fingerprint
+        self._terms = spec.hand_off
         self._now_s = now_s
         self._promised: dict[TransferId, tuple[RequestId, int]] = {}
 
     def reserve(self, request: Reserve) -> ReserveAnswer:
-        """A seat, and transfer slots under a lease. The same request again: the same ticket."""
+        """A seat, and transfer slots under a lease. The same request again: the same ticket.
+
+        Of one that parks it is room to park instead of the seat.
+        """
         generation = request.generation
         key = (generation.request_id, generation.attempt)
         try:
@@ -101,10 +105,17 @@ class TakeOver:
             check_terms(self._terms, request.hand_off)
         except Incompatible as err:
             return self._no(request, RefusalReason.WRONG_MODEL, str(err))
-        admitted = self._admission.admit(*key, whole_tokens(generation), may_wait=False)
+        tokens = whole_tokens(generation)
+        if request.parking:
+            admitted = self._admission.park(*key, tokens)
+        else:
+            admitted = self._admission.admit(*key, tokens, may_wait=False)
         if isinstance(admitted, NotAdmitted):
             return self._no(request, admitted.reason, admitted.detail)
         try:
+            if request.parking:
+                blocks = request.layout.blocks(context_tokens(generation))
+                self.parking.reserve(request.parking, request.transfer_id, blocks)
             ticket = self._incoming.reserve(
                 request, tokens=context_tokens(generation), now_s=self._now_s()
             )
@@ -223,6 +234,7 @@ class TakeOver:
 
     def sweep(self) -> None:
         """Take overdue tickets back, and count what the links refused. On a timer of its own."""
+        self.parking.advance()
         for ended in self._incoming.sweep(self._now_s()):
             log.warning("ticket_expired", transfer_id=ended)
             self.forget(ended)
@@ -233,14 +245,18 @@ class TakeOver:
         """A ticket has ended before its job: give its seat back."""
         key = self._promised.pop(transfer_id, None)
         if key is not None:
+            self.parking.free(transfer_id)
             self._admission.unseat(*key)
+            self.parking.advance()
 
     def _give_up(
         self, transfer_id: TransferId, key: tuple[RequestId, int], *, seated: bool
     ) -> None:
         self.forget(transfer_id)
         if seated:
+            self.parking.free(transfer_id)
             self._admission.unseat(*key)
+            self.parking.advance()
 
 
 def _unpacked(block: IncomingBlock) -> KvBlock:

@@ -19,7 +19,11 @@ async def serve(
 ) -> None:
     """Run a scheduler until `member` is told to stop."""
     fleet = Fleet()
-    limits = Limits(max_queued=settings.max_queued, resume_grace_s=settings.resume_grace_s)
+    limits = Limits(
+        max_queued=settings.max_queued,
+        resume_grace_s=settings.resume_grace_s,
+        paths=settings.path_rules,
+    )
     scheduler = Scheduler(
         member,
         fleet=fleet,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from diptych_contracts.fleet import Role
 from diptych_contracts.jobs import GenerateJob, JobAccepted, JobRefused
-from diptych_contracts.requests import Mode
+from diptych_contracts.requests import KvPath, Mode
 from diptych_policy.fleet import Fleet
 from diptych_policy.lifecycle import (
     AdoptRecord,
@@ -14,6 +14,7 @@ from diptych_policy.lifecycle import (
     PublishFence,
     SendJob,
 )
+from diptych_policy.paths import path_of
 from diptych_policy.recovery import Ledger
 from diptych_telemetry import metrics
 
@@ -25,6 +26,8 @@ class Metering:
         self._families = metrics.scheduler()
         for mode in Mode:
             self._families.routed.labels(mode)
+        for path in KvPath:
+            self._families.paths.labels(path)
         self._forged = 0
 
     def heard(self, event: Event, ledger: Ledger, *, now_s: float) -> None:
@@ -44,6 +47,7 @@ class Metering:
                 case SendJob(job=job):
                     mode = Mode.LOCAL if isinstance(job, GenerateJob) else Mode.REMOTE
                     self._families.routed.labels(mode).inc()
+                    self._families.paths.labels(path_of(job)).inc()
                 case PublishFence():
                     self._families.fences.inc()
                 case AdoptRecord():

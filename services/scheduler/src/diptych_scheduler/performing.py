@@ -31,6 +31,7 @@ from diptych_policy.lifecycle import (
     SaveRecord,
     SendJob,
 )
+from diptych_policy.paths import path_of
 from diptych_scheduler.burying import bury_request
 from diptych_scheduler.outlasting import PAUSE_S, until_back
 from diptych_scheduler.recording import Records
@@ -188,6 +189,7 @@ class Performer:
         context = self._records.context(request_id)
         with spans.start_as_current_span(names.SCHEDULER_ROUTE, context=context) as span:
             span.set_attribute(names.ATTEMPT, attempt)
+            span.set_attribute(names.KV_PATH, path_of(effect.job))
             span.set_attribute(names.MESSAGING_DESTINATION, "job.<worker>")
             while answer is None and self._owner.judged_s < give_up_s:
                 if not self._owner.current(request_id, attempt):

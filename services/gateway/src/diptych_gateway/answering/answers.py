@@ -54,6 +54,8 @@ class PathTaken(msgspec.Struct):
     joules: Joules
     energy_source: str
     engine: str
+    path: str
+    parked_ms: float
 
 
 class PromptTokens(msgspec.Struct):
@@ -188,6 +190,8 @@ def usage(stream: AnswerStream) -> Usage:
         joules=joules,
         energy_source=report.energy_source,
         engine=report.engine,
+        path=report.path,
+        parked_ms=report.parked_ms,
     )
     prompt_tokens, tokens = stream.request.prompt_tokens, stream.tokens
     # After a recovery delivered tokens are context too, and may have been cached with the prompt.

@@ -44,6 +44,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 class DiptychOptions(msgspec.Struct, forbid_unknown_fields=True):
     mode: str | None = None
     link: str | None = None
+    path: str | None = None
     priority_class: str | None = None
     """Instead of what `service_tier` says."""
     events: bool | None = None

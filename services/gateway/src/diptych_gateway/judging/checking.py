@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
-from diptych_contracts.requests import Forced, Mode, PriorityClass
+from diptych_contracts.requests import Forced, KvPath, Mode, PriorityClass
 from diptych_contracts.sampling import Sampling
 from diptych_gateway.judging.bodies import ChatBody, CommonBody, StreamOptions, decode_metadata
 from diptych_gateway.judging.class_checks import priority_class
@@ -190,9 +190,15 @@ def forced(body: CommonBody) -> Forced:
     if options is None:
         return Forced()
     mode = None if options.mode is None else one_of(Mode, options.mode, "diptych.mode")
+    path = None if options.path is None else one_of(KvPath, options.path, "diptych.path")
+    if mode is not None and path is not None and (mode is Mode.LOCAL) != (path is KvPath.COLOCATED):
+        raise InvalidRequest(
+            f"'diptych.mode' and 'diptych.path' say different things: {mode} and {path}",
+            param="diptych.path",
+        )
     match options.link:
         case None | "shm" | "nixl" | "tcp" as link:
-            return Forced(mode=mode, link=link)
+            return Forced(mode=mode, link=link, path=path)
         case other:
             raise InvalidRequest(
                 f"'diptych.link': expected 'shm', 'nixl' or 'tcp', saw {shown(other)}",

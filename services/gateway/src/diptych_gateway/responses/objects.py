@@ -58,6 +58,8 @@ class PathOfResponse(msgspec.Struct):
     joules: Joules
     energy_source: str
     engine: str
+    path: str
+    parked_ms: float
 
 
 class ResponseUsage(msgspec.Struct, kw_only=True):
@@ -233,6 +235,8 @@ def _usage(stored: StoredResponse, answer: StoredAnswer) -> ResponseUsage:
         joules=Joules(report.prefill_j, report.decode_j, report.prefill_j + report.decode_j),
         energy_source=report.energy_source,
         engine=report.engine,
+        path=report.path,
+        parked_ms=report.parked_ms,
     )
     return ResponseUsage(
         input_tokens=stored.prompt_tokens,
