@@ -6,9 +6,9 @@
     seated    read back, verified again, and given to the engine
 
 From `claimed` on nothing of it depends on its prefill worker. Whatever ends it on the way (a
-cancel, its deadline, a drain cut off) frees its room and its place in the line. A lot that cannot keep
-what it promised room for is left alone for a while, and what was to be kept there stays in memory:
-never more than was in the transfer slots at that moment.
+cancel, its deadline, a drain cut off) frees its room and its place in the line. A lot that cannot
+keep what it promised room for is left alone for a while, and what was to be kept there stays in
+memory: never more than was in the transfer slots at that moment.
 """
 
 import asyncio
