@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych_cli import access_commands, catalogue, certs_commands, teaching
+from diptych_cli import access_commands, catalogue, certs_commands, kv_commands, teaching
 from diptych_cli.bus_option import add_nats_url
 from diptych_cli.failing import CliError, need
 
@@ -138,16 +138,7 @@ def _add_tap(commands: Any) -> None:
 
 
 def _add_kv(commands: Any) -> None:
-    kv = _parser(commands.add_parser, teaching.KV, name="kv", help="KV transfers on their way")
-    kv.add_argument("--ended", type=_number, default=0, help="tell of so many ended ones too")
-    kv.add_argument("--json", action="store_true", help="one line of JSON")
-    kv.add_argument("--watch", action="store_true", help="twice a second until Ctrl-C")
-    _add_where(kv)
-    kv.set_defaults(
-        run=lambda o: need("diptych_cli.kv").kv(
-            _running(o), ended=o.ended, as_json=o.json, watch=o.watch
-        )
-    )
+    kv_commands.add(commands, where=_add_where, running=_running)
 
 
 def _add_dead(commands: Any) -> None:
