@@ -169,11 +169,13 @@ def test_each_view_teaches_by_example(verb: str, capsys: pytest.CaptureFixture[s
 
 
 def test_what_stands_before_the_view_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(
-        "diptych_cli.presence.find", lambda port, folder: seen.append((port, folder))
-    )
-    monkeypatch.setattr(kv_blocks, "blocks", lambda stack, *, as_json: seen.append((as_json,)) or 0)
-    assert main(["kv", "--port", "9001", "--json", "blocks"]) == 0
-    assert main(["kv", "blocks", "--port", "9002"]) == 0
-    assert seen == [(9001, None), (True,), (9002, None), (False,)]
+    seen: list[Any] = []
+
+    def note(nats_url: str, *, as_json: bool) -> int:
+        seen.append((nats_url, as_json))
+        return 0
+
+    monkeypatch.setattr(kv_blocks, "blocks", note)
+    assert main(["kv", "--nats-url", "nats://a:1", "--json", "blocks"]) == 0
+    assert main(["kv", "blocks", "--nats-url", "nats://b:2"]) == 0
+    assert seen == [("nats://a:1", True), ("nats://b:2", False)]

@@ -138,7 +138,7 @@ def _add_tap(commands: Any) -> None:
 
 
 def _add_kv(commands: Any) -> None:
-    kv_commands.add(commands, where=_add_where, running=_running)
+    kv_commands.add(commands, where=_add_bus, bus=_bus)
 
 
 def _add_dead(commands: Any) -> None:
@@ -185,6 +185,16 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, help="of the stack (the only one that runs)")
     parser.add_argument("--dir", type=Path, help="of the stack, if it was started with --dir")
     parser.add_argument("--identity", type=Path, metavar="FILE", help="who you are (its operator)")
+
+
+def _add_bus(parser: argparse.ArgumentParser) -> None:
+    add_nats_url(parser, formerly_url=False)
+    _add_where(parser)
+
+
+def _bus(options: argparse.Namespace) -> str:
+    """The bus the command is about: as told, or that of the stack."""
+    return str(options.nats_url or _running(options).nats_url)
 
 
 def _running(options: argparse.Namespace) -> Any:
@@ -263,10 +273,8 @@ def _add_doctor(commands: Any) -> None:
     links = _parser(
         parts.add_parser, teaching.LINKS_DOCTOR, name="links", help="what KV crosses, and why"
     )
-    links.add_argument("--port", type=_port, help="of the running stack's gateway")
-    links.set_defaults(
-        run=lambda o: need("diptych_cli.link_doctor").doctor_links(lambda: _running(o)), dir=None
-    )
+    _add_bus(links)
+    links.set_defaults(run=lambda o: need("diptych_cli.link_doctor").doctor_links(lambda: _bus(o)))
 
 
 def _run_up(options: argparse.Namespace) -> int:

@@ -10,7 +10,6 @@ import msgspec
 from diptych_bus.port import Bus, Gone, Kept
 from diptych_cli.failing import need
 from diptych_cli.joining import joined
-from diptych_cli.presence import StackFile
 from diptych_cli.tables import blank, console
 from diptych_contracts import subjects
 from diptych_contracts.codecs import RAW
@@ -28,18 +27,18 @@ _SHOWN_ID = 8
 """Of a request's 32: as many as other commands ask for."""
 
 
-def kv(stack: StackFile, *, ended: int, as_json: bool, watch: bool) -> int:
+def kv(nats_url: str, *, ended: int, as_json: bool, watch: bool) -> int:
     """Print every transfer; with `watch` again and again."""
     try:
-        asyncio.run(_show(stack, KvAsk(ended=ended), as_json=as_json, watch=watch))
+        asyncio.run(_show(nats_url, KvAsk(ended=ended), as_json=as_json, watch=watch))
     except KeyboardInterrupt:
         if not watch:
             raise
     return 0
 
 
-async def _show(stack: StackFile, ask: KvAsk, *, as_json: bool, watch: bool) -> None:
-    async with joined(stack.nats_url) as bus:
+async def _show(nats_url: str, ask: KvAsk, *, as_json: bool, watch: bool) -> None:
+    async with joined(nats_url) as bus:
         if not watch:
             snapshots = await collected(bus, ask)
             if as_json:

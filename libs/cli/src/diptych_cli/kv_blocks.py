@@ -7,7 +7,6 @@ from typing import Any
 from diptych_cli.failing import need
 from diptych_cli.joining import joined
 from diptych_cli.kv import collected, json_text, short
-from diptych_cli.presence import StackFile
 from diptych_cli.tables import blank, console
 from diptych_contracts.control import KvAsk, KvSnapshot, KvTransfer
 
@@ -16,9 +15,9 @@ _MOST_RUNS = 12
 """Of slots that follow one another, in one row."""
 
 
-def blocks(stack: StackFile, *, as_json: bool) -> int:
+def blocks(nats_url: str, *, as_json: bool) -> int:
     """Print what holds each worker's slots."""
-    snapshots = asyncio.run(_asked(stack))
+    snapshots = asyncio.run(_asked(nats_url))
     if as_json:
         print(json_text(snapshots))
     else:
@@ -26,8 +25,8 @@ def blocks(stack: StackFile, *, as_json: bool) -> int:
     return 0
 
 
-async def _asked(stack: StackFile) -> list[KvSnapshot]:
-    async with joined(stack.nats_url) as bus:
+async def _asked(nats_url: str) -> list[KvSnapshot]:
+    async with joined(nats_url) as bus:
         return await collected(bus, KvAsk(slots=True))
 
 

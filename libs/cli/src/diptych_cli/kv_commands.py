@@ -13,36 +13,34 @@ def add(
     commands: Any,
     *,
     where: Callable[[argparse.ArgumentParser], None],
-    running: Callable[[argparse.Namespace], Any],
+    bus: Callable[[argparse.Namespace], str],
 ) -> None:
-    """Add the command; `where` adds what names a stack, `running` finds it."""
+    """Add the command; `where` adds what names a stack, `bus` gives its bus."""
     kv = _parser(commands.add_parser, "kv", teaching.KV, "KV transfers on their way, blocks")
-    _transfers(kv, where, running)
+    _transfers(kv, where, bus)
     kv.set_defaults(ended=0, json=False, watch=False)
     verbs = kv.add_subparsers(title="commands", metavar="COMMAND")
     # Without defaults of their own: what stands before the verb counts too.
     verb = partial(verbs.add_parser, argument_default=argparse.SUPPRESS)
     transfers = _parser(verb, "transfers", teaching.KV, "what is on its way (as without a command)")
-    _transfers(transfers, where, running)
+    _transfers(transfers, where, bus)
     blocks = _parser(verb, "blocks", teaching.KV_BLOCKS, "what holds which slots")
     _json(blocks)
     where(blocks)
-    blocks.set_defaults(
-        run=lambda o: need("diptych_cli.kv_blocks").blocks(running(o), as_json=o.json)
-    )
+    blocks.set_defaults(run=lambda o: need("diptych_cli.kv_blocks").blocks(bus(o), as_json=o.json))
     trace = _parser(verb, "trace", teaching.KV_TRACE, "the story of one, from both sides")
     trace.add_argument("id", help="of a request or a transfer; or its beginning")
     _json(trace)
     where(trace)
     trace.set_defaults(
-        run=lambda o: need("diptych_cli.kv_trace").trace(running(o), o.id, as_json=o.json)
+        run=lambda o: need("diptych_cli.kv_trace").trace(bus(o), o.id, as_json=o.json)
     )
 
 
 def _transfers(
     parser: argparse.ArgumentParser,
     where: Callable[[argparse.ArgumentParser], None],
-    running: Callable[[argparse.Namespace], Any],
+    bus: Callable[[argparse.Namespace], str],
 ) -> None:
     absent = argparse.SUPPRESS
     parser.add_argument("--ended", type=_number, default=absent, help="so many ended ones too")
@@ -53,7 +51,7 @@ def _transfers(
     where(parser)
     parser.set_defaults(
         run=lambda o: need("diptych_cli.kv").kv(
-            running(o), ended=o.ended, as_json=o.json, watch=o.watch
+            bus(o), ended=o.ended, as_json=o.json, watch=o.watch
         )
     )
 

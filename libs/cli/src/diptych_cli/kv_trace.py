@@ -12,7 +12,6 @@ from diptych_cli.failing import CliError
 from diptych_cli.graveyard import SHOWN_AS
 from diptych_cli.joining import joined
 from diptych_cli.kv import collected, json_text, way
-from diptych_cli.presence import StackFile
 from diptych_contracts.control import KvAsk, KvSnapshot, KvTransfer
 from diptych_contracts.ids import Incarnation
 
@@ -39,10 +38,10 @@ class Sides:
     reader: list[Told] = field(default_factory=list)
 
 
-def trace(stack: StackFile, name: str, *, as_json: bool) -> int:
+def trace(nats_url: str, name: str, *, as_json: bool) -> int:
     """Print all that the workers know of `name`, a transfer or a request."""
     beginning = plain(name)
-    answers = asyncio.run(_asked(stack, KvAsk(about=beginning)))
+    answers = asyncio.run(_asked(nats_url, KvAsk(about=beginning)))
     snapshots = [only(beginning, answer) for answer in answers]
     known = [one for one in snapshots if one.transfers or one.outgoing]
     if as_json:
@@ -58,8 +57,8 @@ def trace(stack: StackFile, name: str, *, as_json: bool) -> int:
     return 0
 
 
-async def _asked(stack: StackFile, ask: KvAsk) -> list[KvSnapshot]:
-    async with joined(stack.nats_url) as bus:
+async def _asked(nats_url: str, ask: KvAsk) -> list[KvSnapshot]:
+    async with joined(nats_url) as bus:
         return await collected(bus, ask)
 
 

@@ -12,7 +12,6 @@ from diptych_cli.failing import CliError
 from diptych_cli.identities import listed
 from diptych_cli.joining import joined
 from diptych_cli.kv import collected
-from diptych_cli.presence import StackFile
 from diptych_contracts import subjects
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError
@@ -39,8 +38,11 @@ class Stack:
     last_used: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
-def doctor_links(running: Callable[[], StackFile]) -> int:
-    """Print what this machine has, and each worker and pair of a stack that runs."""
+def doctor_links(running: Callable[[], str]) -> int:
+    """Print what this machine has, and each worker and pair of a stack that runs.
+
+    `running` gives its bus, or raises `CliError` if there is none.
+    """
     network = os.environ.get("DIPTYCH_ALL__KV_NIXL", LOOPBACK)
     for finding in link_checks.machine(
         survey(Incarnation("this machine"), LinkSettings(nixl_network=network))
@@ -48,11 +50,11 @@ def doctor_links(running: Callable[[], StackFile]) -> int:
         _say(finding)
     print()
     try:
-        found = running()
+        nats_url = running()
     except CliError as err:
         print(f"Pairs of workers are not shown: {err}")
         return 0
-    stack = asyncio.run(_asked(found))
+    stack = asyncio.run(_asked(nats_url))
     for line in link_pairs.workers(stack.registrations, stack.reports):
         print(line)
     print()
@@ -61,8 +63,8 @@ def doctor_links(running: Callable[[], StackFile]) -> int:
     return 0
 
 
-async def _asked(stack: StackFile) -> Stack:
-    async with joined(stack.nats_url) as bus:
+async def _asked(nats_url: str) -> Stack:
+    async with joined(nats_url) as bus:
         kept = await listed(bus.bucket(WORKERS, WorkerRegistration))
         found = Stack(sorted((each.value for each in kept), key=lambda worker: worker.worker))
         reports = await asyncio.gather(*(_report(bus, w.worker) for w in found.registrations))
