@@ -76,7 +76,7 @@ async def test_a_restart_with_its_store_and_a_purge_are_no_loss(server: NatsServ
     await operator.close()
     await server.kill()
     await server.start()
-    assert await bus.record(GATEWAY, _fence(), timeout_s=5.0) == 2
+    assert await bus.record(GATEWAY, _fence(), timeout_s=60) == 2
     await asyncio.sleep(1.5)  # longer than both looks take
     assert not bus.closed.done()
     await bus.close()

@@ -24,7 +24,7 @@ from diptych_testkit.ports import free_port
 GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
 MODEL = "smollm2-135m"
 READY_S = 60.0
-STOP_S = 15.0
+STOP_S = 60.0
 KNOWN_S = 0.5
 """A scheduler counts on a worker from its first ready beat on: some beats after it is ready."""
 
@@ -145,7 +145,7 @@ class LiveStack:
     def __init__(self, folder: Path, *, engine: str = "llamacpp", **settings: str) -> None:
         self.folder = folder
         self._engine = engine
-        self.guarded = GuardedNats(folder / "bus").start()
+        self.guarded = GuardedNats(folder / "bus", port=free_port()).start()
         self.nats = self.guarded.server
         self.port = free_port()
         self.processes: list[Process] = []
