@@ -45,7 +45,7 @@ CHAT, RESPONSES, FILES, BATCHES = (
     "/v1/batches",
 )
 CACHING = {"vocab_size": VOCAB_SIZE, "prefix_sequences": 8}
-QUICK = Patience(known_s=0.3, ended_s=20.0, summed_s=10.0)
+QUICK = Patience(known_s=0.3, ended_s=60.0, summed_s=60.0)
 OURS, THEIRS = "xylophone", "marimba"
 """What the tenant that goes has written, and the one that stays."""
 

@@ -94,7 +94,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedNats]:
 async def wipe(url: str, access: Access | None = None) -> None:
     client = IdentifiedClient(access)
     await client.connect_as(url)
-    js = client.jetstream()
+    js = client.jetstream(timeout=60)
     for info in await js.streams_info():
         await js.delete_stream(str(info.config.name))
     await client.close()

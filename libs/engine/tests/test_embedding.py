@@ -94,7 +94,7 @@ class HeldUp(SimEmbedder):
 
     def feed(self, token_ids: Sequence[int]) -> None:
         self.began.set()
-        assert self.go.wait(30)
+        assert self.go.wait(60)
         self.fed += len(token_ids)
         super().feed(token_ids)
 
@@ -104,7 +104,7 @@ def test_who_leaves_costs_a_chunk_at_most() -> None:
     engine.embedder = held = HeldUp()
     loop = loop_of(engine)
     left, stays = loop.embed([list(range(1, 1000))]), loop.embed([[3]])
-    assert held.began.wait(30)
+    assert held.began.wait(60)
     left.cancel()
     held.go.set()
     assert stays.result(60).shape == (1, EMBEDDING_SIZE)
@@ -117,7 +117,7 @@ def test_an_engine_that_stops_gives_up_what_waits() -> None:
     engine.embedder = held = HeldUp()
     loop = loop_of(engine)
     waiting = [loop.embed([[1]]), loop.embed([[2]])]
-    assert held.began.wait(30)
+    assert held.began.wait(60)
     held.go.set()
     loop.stop()
     with pytest.raises(CancelledError):

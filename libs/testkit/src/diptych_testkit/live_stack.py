@@ -25,6 +25,8 @@ GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
 MODEL = "smollm2-135m"
 READY_S = 60.0
 STOP_S = 60.0
+PAGE_S = 20.0
+"""A page that does not come is taken for that of a dead process."""
 KNOWN_S = 0.5
 """A scheduler counts on a worker from its first ready beat on: some beats after it is ready."""
 
@@ -80,7 +82,7 @@ class Process:
         """What a page of its health port says, whatever the status; empty if nobody answers."""
         url = f"http://127.0.0.1:{self.health_port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
+            with urllib.request.urlopen(url, timeout=PAGE_S) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as err:
             return bytes(err.read())
