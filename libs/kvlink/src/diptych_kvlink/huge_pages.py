@@ -37,7 +37,11 @@ def private(n_bytes: int) -> mmap.mmap:
 
 
 def prepare(fd: int, n_bytes: int) -> None:
-    """Give the new file `fd` of shared memory its size, on huge pages. Raises `OSError`: no room."""
+    """Give the new file `fd` of shared memory its size, on huge pages.
+
+    Raises:
+        OSError: there is no room for it. (Without this a write would die of SIGBUS.)
+    """
     os.ftruncate(fd, n_bytes)
     if _has_huge_pages(n_bytes):
         for at in range(0, n_bytes, _HUGE_BYTES):  # Nothing at all would not be collapsed.
@@ -85,7 +89,7 @@ def _aligned(fd: int, n_bytes: int) -> mmap.mmap:
 
 
 def _collapse(memory: mmap.mmap) -> None:
-    """Put small pages together, while that is quick: 30 ms per 100 MB, more if memory is in bits."""
+    """Put small pages together, as long as that is quick: 30 ms per 100 MB, where memory is."""
     end_s = time.monotonic() + _LONGEST_S
     for at in range(0, len(memory), _CHUNK_BYTES):
         try:

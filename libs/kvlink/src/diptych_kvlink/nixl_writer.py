@@ -145,7 +145,8 @@ class NixlWriter:
             _within(plane.call(lambda _: plane.load(address.agent, address.metadata)), _CONNECT_S)
             self._provide()
             # The first contact takes 100 ms, and tells whether the reader can be reached at all.
-            self._writing = plane.run(self._look_at_gates(0, 0), release=_nothing)
+            look = self._look_at_gates(0, self._slots - 1)
+            self._writing = plane.run(look, release=_nothing)
             _within(self._writing, _CONNECT_S)
         except DiptychError:
             self._failed_s = time.monotonic()
