@@ -109,6 +109,9 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"diptych": {"mode": 3}}, "diptych.mode", "invalid_type"),
     ({"diptych": {"priority_class": "vip"}}, "diptych.priority_class", ""),
     ({"diptych": {"link": "string"}}, "diptych.link", ""),
+    ({"diptych": {"path": "dis-tape"}}, "diptych.path", ""),
+    ({"diptych": {"path": "dis-disk", "mode": "local"}}, "diptych.path", ""),
+    ({"diptych": {"path": "colocated", "mode": "remote"}}, "diptych.path", ""),
     ({"diptych": {"speed": 9}}, "diptych.speed", "unknown_parameter"),
     ({"heat": 1}, "heat", "unknown_parameter"),
 ]
@@ -119,6 +122,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     [
         ("mode", "'local' or 'remote'"),
         ("link", "'shm', 'nixl' or 'tcp'"),
+        ("path", "'colocated' or 'dis-gpu' or 'dis-cpu' or 'dis-disk'"),
         ("priority_class", "'interactive' or 'standard' or 'batch'"),
     ],
 )
@@ -178,6 +182,11 @@ def test_a_lone_surrogate_is_called_by_its_name() -> None:
 @pytest.mark.parametrize("link", ["shm", "tcp", None])
 def test_a_link_can_be_forced(link: str | None) -> None:
     assert call(diptych={"link": link}).forced.link == link
+
+
+@pytest.mark.parametrize("path", ["colocated", "dis-gpu", "dis-cpu", "dis-disk", None])
+def test_a_path_can_be_forced(path: str | None) -> None:
+    assert call(diptych={"path": path}).forced.path == path
 
 
 def test_values_that_ask_for_nothing_are_accepted() -> None:
