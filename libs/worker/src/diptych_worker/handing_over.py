@@ -6,7 +6,8 @@ import msgspec
 from opentelemetry.trace import Span
 
 from diptych_contracts.errors import Incompatible, LinkBroken, Refused
-from diptych_contracts.jobs import DecodeJob, Generation, JobRefused, PrefillJob
+from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation, JobRefused, PrefillJob
+from diptych_contracts.journal import Report
 from diptych_contracts.transfers import Reserve
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.agreement import check_ticket
@@ -152,6 +153,26 @@ class HandOver:
             seals=True,
         )
 
+    def _decode_job(
+        self,
+        job: PrefillJob,
+        transfer: OutgoingTransfer,
+        digests: tuple[BlockDigest, ...],
+        *,
+        news: NewTokens,
+        report: Report,
+    ) -> DecodeJob:
+        return DecodeJob(
+            generation=job.generation,
+            prefill_worker=self._links.writer,
+            transfer_id=transfer.transfer_id,
+            first_ids=news.token_ids,
+            first_logprobs=news.logprobs,
+            blocks=digests,
+            seal=transfer.seal,
+            report=report,
+        )
+
     async def _hand_over(
         self,
         attempt: Attempt,
@@ -162,28 +183,20 @@ class HandOver:
         story: Story,
     ) -> None:
         with spans.start_as_current_span(names.KV_TRANSFER) as span:
-            ended_s = self._now_s()
-            within_s = self._peer.within_s(job)
+            span.set_attribute(names.TRANSFER_ID, transfer.transfer_id)
+            span.set_attribute(names.LINK, transfer.kind)
+            ended_s, within_s = self._now_s(), self._peer.within_s(job)
             digests = await transfer.digests(within_s)
             computed_s = transfer.overlap.computed_s or ended_s
-            written_s = self._now_s() - computed_s
             n_bytes = sum(digest.n_bytes for digest in digests)
-            _describe(span, transfer, n_bytes=n_bytes, blocks=len(digests))
+            _describe(span, transfer, n_bytes=n_bytes)
             story.awaits_answer(until_s=self._now_s() + within_s)
-            decode = DecodeJob(
-                generation=job.generation,
-                prefill_worker=self._links.writer,
-                transfer_id=transfer.transfer_id,
-                first_ids=news.token_ids,
-                first_logprobs=news.logprobs,
-                blocks=digests,
-                seal=transfer.seal,
-                report=msgspec.structs.replace(
-                    attempt.report(ended_s),
-                    transfer_ms=round(written_s * 1000, 3),
-                    transfer_bytes=n_bytes,
-                ),
+            report = msgspec.structs.replace(
+                attempt.report(ended_s),
+                transfer_ms=round((self._now_s() - computed_s) * 1000, 3),
+                transfer_bytes=n_bytes,
             )
+            decode = self._decode_job(job, transfer, digests, news=news, report=report)
             answer = await self._peer.decode(job, decode, within_s=within_s)
             remainder_s = self._now_s() - computed_s
             span.set_attribute(names.REMAINDER_MS, round(remainder_s * 1000, 3))
@@ -202,18 +215,16 @@ class HandOver:
         self._links.codecs.crossed(_way(transfer.kind, job), n_bytes, transfer.sending_s)
 
 
-def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int, blocks: int) -> None:
+def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int) -> None:
     moving_s = transfer.moving_s
     span.set_attributes(
         {
-            names.TRANSFER_ID: transfer.transfer_id,
-            names.LINK: transfer.kind,
             names.LINK_TLS: transfer.encrypted,
             names.CODEC: transfer.codec,
             names.SEALED: transfer.sealed,
             names.RAW_BYTES: transfer.raw_bytes,
             names.TRANSFER_BYTES: n_bytes,
-            names.TRANSFER_BLOCKS: blocks,
+            names.TRANSFER_BLOCKS: transfer.blocks,
             names.GB_PER_S: round(n_bytes / moving_s / 1e9, 3) if moving_s else 0.0,
             names.OVERLAP_FRAC: round(transfer.overlap.frac, 3),
         }
