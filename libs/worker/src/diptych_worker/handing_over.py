@@ -6,8 +6,7 @@ import msgspec
 from opentelemetry.trace import Span
 
 from diptych_contracts.errors import Incompatible, LinkBroken, Refused
-from diptych_contracts.jobs import BlockDigest, DecodeJob, Generation, JobRefused, PrefillJob
-from diptych_contracts.journal import Report
+from diptych_contracts.jobs import DecodeJob, Generation, JobRefused, PrefillJob
 from diptych_contracts.transfers import Reserve
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.agreement import check_ticket
@@ -153,26 +152,6 @@ class HandOver:
             seals=True,
         )
 
-    def _decode_job(
-        self,
-        job: PrefillJob,
-        transfer: OutgoingTransfer,
-        digests: tuple[BlockDigest, ...],
-        *,
-        news: NewTokens,
-        report: Report,
-    ) -> DecodeJob:
-        return DecodeJob(
-            generation=job.generation,
-            prefill_worker=self._links.writer,
-            transfer_id=transfer.transfer_id,
-            first_ids=news.token_ids,
-            first_logprobs=news.logprobs,
-            blocks=digests,
-            seal=transfer.seal,
-            report=report,
-        )
-
     async def _hand_over(
         self,
         attempt: Attempt,
@@ -185,18 +164,28 @@ class HandOver:
         with spans.start_as_current_span(names.KV_TRANSFER) as span:
             span.set_attribute(names.TRANSFER_ID, transfer.transfer_id)
             span.set_attribute(names.LINK, transfer.kind)
-            ended_s, within_s = self._now_s(), self._peer.within_s(job)
+            ended_s = self._now_s()
+            within_s = self._peer.within_s(job)
             digests = await transfer.digests(within_s)
             computed_s = transfer.overlap.computed_s or ended_s
+            written_s = self._now_s() - computed_s
             n_bytes = sum(digest.n_bytes for digest in digests)
-            _describe(span, transfer, n_bytes=n_bytes)
+            _describe(span, transfer, n_bytes=n_bytes, blocks=len(digests))
             story.awaits_answer(until_s=self._now_s() + within_s)
-            report = msgspec.structs.replace(
-                attempt.report(ended_s),
-                transfer_ms=round((self._now_s() - computed_s) * 1000, 3),
-                transfer_bytes=n_bytes,
+            decode = DecodeJob(
+                generation=job.generation,
+                prefill_worker=self._links.writer,
+                transfer_id=transfer.transfer_id,
+                first_ids=news.token_ids,
+                first_logprobs=news.logprobs,
+                blocks=digests,
+                seal=transfer.seal,
+                report=msgspec.structs.replace(
+                    attempt.report(ended_s),
+                    transfer_ms=round(written_s * 1000, 3),
+                    transfer_bytes=n_bytes,
+                ),
             )
-            decode = self._decode_job(job, transfer, digests, news=news, report=report)
             answer = await self._peer.decode(job, decode, within_s=within_s)
             remainder_s = self._now_s() - computed_s
             span.set_attribute(names.REMAINDER_MS, round(remainder_s * 1000, 3))
@@ -215,7 +204,7 @@ class HandOver:
         self._links.codecs.crossed(_way(transfer.kind, job), n_bytes, transfer.sending_s)
 
 
-def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int) -> None:
+def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int, blocks: int) -> None:
     moving_s = transfer.moving_s
     span.set_attributes(
         {
@@ -224,7 +213,7 @@ def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int) -> None:
             names.SEALED: transfer.sealed,
             names.RAW_BYTES: transfer.raw_bytes,
             names.TRANSFER_BYTES: n_bytes,
-            names.TRANSFER_BLOCKS: transfer.blocks,
+            names.TRANSFER_BLOCKS: blocks,
             names.GB_PER_S: round(n_bytes / moving_s / 1e9, 3) if moving_s else 0.0,
             names.OVERLAP_FRAC: round(transfer.overlap.frac, 3),
         }
