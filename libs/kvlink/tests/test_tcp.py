@@ -208,6 +208,17 @@ def test_a_refused_block_harms_no_other_of_its_batch(
     assert held == [b"\1" * 50_000, bytes(50_000), b"\3" * 50_000]
 
 
+def test_a_slot_named_twice_in_a_batch_holds_what_came_last(
+    desk: Desk, target: TcpTarget, raw: Callable[[], socket.socket]
+) -> None:
+    target.admit(1, 7, WRITER, TRANSFER)
+    sock = greeted(raw, target)
+    sock.sendall(wire.pack_batch(1, [(REF, 3), (REF, 3)], desk.seal()) + b"oneTWO")
+
+    assert sock.recv(64) == wire.pack_ack(1, [wire.Stored.STORED, wire.Stored.STORED])
+    assert bytes(target.view(1, 4)) == b"TWO\0"
+
+
 def test_a_slot_closed_in_mid_block_takes_not_one_more_byte(
     desk: Desk, target: TcpTarget, raw: Callable[[], socket.socket]
 ) -> None:
@@ -362,8 +373,10 @@ def test_strangers_are_few_and_writers_still_get_in(
     monkeypatch.setattr(tcp_callers, "MOST_STRANGERS", 3)
     early = make_writer()
     early.connect()
-    strangers = [raw() for _ in range(3)]
-    until(lambda: len(target._callers._strangers) == 3)
+    strangers: list[socket.socket] = []
+    while len(strangers) < 3:  # each has its thread: one by one, or the first is not the oldest
+        strangers.append(raw())
+        until(lambda: len(target._callers._strangers) == len(strangers))
 
     newest = raw()
     assert is_cut(strangers[0])
