@@ -30,7 +30,7 @@ _MAGIC = b"DKM1"
 _AROUND_BYTES = 1024
 """What an item's key and bookkeeping take of its size."""
 _DEFAULT_ITEM_BYTES = 1024**2
-_THREADS = 4
+_THREADS = 8
 _DOTS = 2
 """In the name of a head; its parts have more."""
 
@@ -38,6 +38,7 @@ _DOTS = 2
 class MemcachedTier:
     """One server."""
 
+    at_once = 4
     guess_bytes_per_s = 2e8
 
     def __init__(self, host: str, port: int, *, ttl_s: int = DAY_S, timeout_s: float = 0.5) -> None:
