@@ -177,6 +177,30 @@ async def test_a_tier_that_hangs_is_a_miss_and_then_left_alone() -> None:
         assert "no answer" in stack.usage()[0].away
 
 
+async def test_a_crowd_waits_for_its_turn_before_the_tier_s_time_begins() -> None:
+    """Forty readers of a store that serves two: none of them makes it look hung."""
+    slow = StubbornTier(timeout_s=1000.0)
+    slow.at_once = 2
+    inside, most = 0, 0
+    get = slow.get
+
+    async def counted(key: TierKey) -> object:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0)
+        inside -= 1
+        return await get(key)
+
+    async with stack_of(slow) as stack:
+        await fill(stack)
+        slow.get = counted  # type: ignore[method-assign, assignment]
+        got = await asyncio.gather(*(blocks(stack) for _ in range(40)))
+        assert all(one == [tier_block(n) for n in range(8)] for one in got)
+        assert most == 2
+        assert stack.usage()[0].errors == 0
+
+
 async def test_find_does_not_wait_for_a_slow_tier() -> None:
     fast, slow = HostTier(1 << 30), StubbornTier(timeout_s=1000.0)
     async with stack_of(fast, slow, limits=StackLimits(find_s=0.05)) as stack:
