@@ -21,6 +21,8 @@ from diptych_contracts.control import (
     KvSnapshot,
     TenantForgotten,
     TenantKept,
+    TiersAsk,
+    TiersSnapshot,
 )
 from diptych_contracts.errors import DiptychError, Refused, Transient, Unverified
 from diptych_contracts.ids import RequestId
@@ -41,6 +43,7 @@ from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswe
 from diptych_engine.port import Engine, Phase, SequenceKey
 from diptych_kvlink.claiming import IncomingBlock
 from diptych_kvlink.sealing import BadTicket
+from diptych_kvtiers.stack import Forgotten
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_policy.overtaken import Rounds
 from diptych_telemetry import logger
@@ -56,12 +59,14 @@ from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
 from diptych_worker.reporting import Reports
 from diptych_worker.taking_over import TakeOver, context_tokens, whole_tokens
+from diptych_worker.tiering import Tiering
 
 log = logger("worker")
 
 _LOAD_S = 0.1
 _SWEEP_S = 0.25
 _BLOCKS_S = 0.02
+_TIERS_S = 1.0
 _REFRESH_S = 10.0
 _LOOK_S = 0.5
 _ASK_S = 2.0
@@ -69,7 +74,7 @@ _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
 
 
-ControlAsk = KvAsk | BlocksQuery | Signed
+ControlAsk = KvAsk | TiersAsk | BlocksQuery | Signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class Parts:
     register: Register
     reports: Reports
     device: Device
+    tiering: Tiering | None = None
 
 
 class Worker:
@@ -110,6 +116,7 @@ class Worker:
         self._decoding = parts.decoding
         self._embedding = parts.embedding
         self._reports = parts.reports
+        self._tiering = parts.tiering
         self._obeying = obeying(member, subjects.control(self._me), ForgetTenant)
         self._attempts: dict[SequenceKey, Attempt] = {}
         self._rounds = Rounds()
@@ -132,6 +139,8 @@ class Worker:
                 self._tasks.create_task(every(_LOOK_S, self._look_for_overtaken)),
                 self._tasks.create_task(self._reports.end_once_back()),
             ]
+            if self._tiering is not None:
+                turns.append(self._tasks.create_task(every(_TIERS_S, self._tiering.measure)))
             staying = self._tasks.create_task(every(_REFRESH_S, self._register.refresh))
             self._member.ready(True)
             await self._member.stopping.wait()
@@ -297,11 +306,17 @@ class Worker:
     async def _on_release(self, delivery: Delivery) -> Released:
         return self._take_over.release(delivery.decode(Release))
 
-    async def _on_control(self, delivery: Delivery) -> KvSnapshot | BlocksSnapshot | ForgetAnswer:
+    async def _on_control(
+        self, delivery: Delivery
+    ) -> KvSnapshot | TiersSnapshot | BlocksSnapshot | ForgetAnswer:
         ask: ControlAsk = delivery.decode(ControlAsk)
         match ask:
             case KvAsk():
                 return self._take_over.snapshot(self._me, ask)
+            case TiersAsk() if self._tiering is None:
+                return TiersSnapshot(worker=self._me)
+            case TiersAsk():
+                return self._tiering.snapshot(self._me)
             case BlocksQuery():
                 return self._blocks.snapshot()
             case Signed():
@@ -316,8 +331,14 @@ class Worker:
             return TenantKept(worker=self._me, reason=str(err))
         self._prompts.forget()
         dropped = await asyncio.wrap_future(self._engine.forget(order.tenant))
-        log.info("tenant_forgotten", sequences=dropped)
-        return TenantForgotten(worker=self._me, sequences=dropped)
+        kept = Forgotten() if self._tiering is None else await self._tiering.forget(order.tenant)
+        log.info("tenant_forgotten", sequences=dropped, tier_entries=kept.entries)
+        return TenantForgotten(
+            worker=self._me,
+            sequences=dropped,
+            tier_entries=kept.entries,
+            tiers_away=kept.unreachable,
+        )
 
     # Time
 

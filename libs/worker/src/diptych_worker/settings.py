@@ -82,6 +82,16 @@ class WorkerSettings(ServiceSettings):
     kv_seal: Literal["off", "required"] = "off"
     """Whether blocks are sealed (AES-256-GCM, a key for each transfer) over links without TLS:
     shared memory, RDMA. Required by one, it is done; a worker that cannot is refused."""
+    kv_tiers: tuple[str, ...] = ()
+    """Where KV is kept beyond the engine, the fastest first, each with what it may hold:
+    `host:2GiB,disk:20GiB:/var/lib/diptych/kv`; see `docs/kv.md`."""
+    kv_tier_key: Path | None = None
+    """A file with the fleet's key: entries in tiers are sealed with it."""
+    kv_tier_sightings: int = 2
+    """At which sighting a block of a prompt is written to the tiers; 1: at once."""
+    kv_restore: Literal["cost", "always"] = "cost"
+    """Whether KV in a tier is read only where that is believed to be faster than computing it, or
+    wherever it is found."""
     drain_s: float = 60.0
     device_watts: float = 300.0
     """Board power of the simulated device."""

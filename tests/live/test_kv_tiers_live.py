@@ -1,0 +1,78 @@
+"""A prefill worker is killed; the next restores what it had written, and the text is the same."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from diptych_testkit.live_stack import MODEL, LiveStack, Process
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+STORY = """The lighthouse keeper wrote in his journal every evening. He counted the ships: one, two,
+three, four, five; the sixth was late. On Sundays the priest came by boat, and they argued about the
+weather, about the price of oil, and about whether a light that nobody sees is still a light. """
+WAIT_S = 60.0
+_STORED = re.compile(r'^diptych_kv_tier_writes_total\{[^}]*outcome="stored"[^}]*\} (\S+)', re.M)
+
+
+def asked(sampling: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": STORY * 5 + "What did the priest say?"}],
+        "max_tokens": 24,
+        **sampling,
+    }
+
+
+async def answer(stack: LiveStack, sampling: dict[str, Any]) -> tuple[str, Any]:
+    async with openai.AsyncOpenAI(
+        base_url=stack.base_url, api_key="none", max_retries=0, timeout=120
+    ) as client:
+        said = await client.chat.completions.create(**asked(sampling))
+    assert said.usage is not None
+    return said.choices[0].message.content or "", said.usage
+
+
+def cached(usage: Any) -> int:
+    return int(usage.prompt_tokens_details.cached_tokens)
+
+
+async def until_stored(worker: Process, blocks: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            page = (await asyncio.to_thread(worker.page, "/metrics")).decode()
+            if sum(float(count) for count in _STORED.findall(page)) >= blocks:
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0}, {"temperature": 1.0, "seed": 7}],
+    ids=["greedy", "seeded"],
+)
+async def test_a_killed_prefill_workers_kv_is_restored_by_the_next(
+    own_stack: LiveStack, tmp_path: Path, sampling: dict[str, Any]
+) -> None:
+    tiers = {"KV_TIERS": f"host:64MiB,disk:1GiB:{tmp_path / 'kv'}", "KV_RESTORE": "always"}
+    await asyncio.to_thread(own_stack.start_all, tiers)
+    cold, usage = await answer(own_stack, sampling)
+    assert cached(usage) == 0
+    full = usage.prompt_tokens // 64
+    assert full >= 4
+    warm, usage = await answer(own_stack, sampling)
+    assert (warm, cached(usage) > 0) == (cold, True)  # of the engine's own prefix cache
+    victim = own_stack.of("prefill-worker")
+    await until_stored(victim, 2 * full)  # in either tier
+    victim.kill()
+    fresh = own_stack.start("prefill-worker", **tiers)
+    await asyncio.to_thread(fresh.wait_ready)
+    await asyncio.to_thread(own_stack.wait_for_model)
+    restored, usage = await answer(own_stack, sampling)
+    assert usage.model_extra["diptych"]["mode"] == "remote"
+    assert cached(usage) == (usage.prompt_tokens - 1) // 64 * 64
+    assert restored == cold
