@@ -30,6 +30,11 @@ class Tier(Protocol):
         """Longest a call for one entry takes before it has answered or raised."""
         ...
 
+    @property
+    def guess_bytes_per_s(self) -> float:
+        """How fast such a store is taken to be read before that is measured."""
+        ...
+
     async def open(self) -> None:
         """Get ready: called once before all else, and again while it raises `TierAway`."""
         ...
