@@ -23,6 +23,7 @@ from diptych_contracts.journal import EndReason, Report
 from diptych_contracts.requests import Forced, Mode
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.tiers import TierKey, TierUsage
+from diptych_kvtiers.disk_tier import DiskTier
 from diptych_testkit.builders import a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import GREEDY, ToyStepEngine, toy_answer
@@ -39,7 +40,8 @@ class FailingTier:
     """Holds entries, until it is told how to fail."""
 
     name = "failing"
-    timeout_s = 1.0
+    timeout_s = WAIT_S
+    guess_bytes_per_s = 1e9
 
     def __init__(self) -> None:
         self.entries: dict[TierKey, bytes] = {}
@@ -139,7 +141,8 @@ async def until_stored(fleet: SmallFleet, worker: str, blocks: int, tier: int = 
 
 
 def on_disk(folder: Path) -> dict[str, object]:
-    return {"kv_tiers": (f"disk:64MiB:{folder}",)}
+    """A tier of files, that is not taken for away because the machine is busy."""
+    return {"tiers": (DiskTier(folder, 64 * 1024 * 1024, timeout_s=WAIT_S),)}
 
 
 async def forgotten(fleet: SmallFleet, worker: str, tenant: str) -> TenantForgotten:
@@ -280,11 +283,11 @@ async def test_a_tier_that_fails_costs_nobody_an_answer(failure: str, verbs: set
 
 async def test_a_tier_that_hangs_keeps_a_prompt_no_longer_than_it_may() -> None:
     tier = FailingTier()
-    held = asyncio.Event()
+    tier.timeout_s = 0.1
 
     async def hang(_keys: Sequence[TierKey]) -> Sequence[int]:
-        await held.wait()
-        return ()
+        await asyncio.Event().wait()
+        raise AssertionError
 
     tier.sizes = hang  # type: ignore[method-assign]
     async with small_fleet() as fleet:
@@ -295,7 +298,6 @@ async def test_a_tier_that_hangs_keeps_a_prompt_no_longer_than_it_may() -> None:
             await ask(fleet, name)
         assert (await tiers(fleet, "p1")).restored == 0
         await fleet.settled()
-        held.set()
 
 
 async def test_a_worker_without_tiers_says_so() -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from diptych_chassis.settings import ServiceSettings
 from diptych_engine.adapters import ADAPTERS
+from diptych_kvtiers.specs import parse_tiers
 
 OWN_ENGINES = ("llamacpp", "sim")
 """Those whose KV Diptych moves itself."""
@@ -97,6 +98,9 @@ class WorkerSettings(ServiceSettings):
     """Board power of the simulated device."""
 
     def __post_init__(self) -> None:
+        parse_tiers(self.kv_tiers)
+        if self.kv_tier_sightings < 1:
+            raise ValueError(f"kv_tier_sightings: expected 1 or more, got {self.kv_tier_sightings}")
         known = (*OWN_ENGINES, *sorted(ADAPTERS))
         if self.engine not in known:
             raise ValueError(f"engine: expected one of {', '.join(known)}, got {self.engine!r}")

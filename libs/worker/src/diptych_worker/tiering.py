@@ -35,7 +35,7 @@ _HELD_BYTES = 256 * 1024 * 1024
 """Blocks that were read and are not in an engine yet, of all attempts together."""
 _LEAST_S = 0.001
 """What saves less is not asked for."""
-_ALWAYS_S = 30.0
+ALWAYS_S = 30.0
 """How long a read may take where nothing is compared."""
 
 
@@ -165,14 +165,14 @@ class Tiering:
         """The blocks of leading `keys` that are worth reading, as far as they are there in time."""
         room = max(0, _HELD_BYTES - self._held_bytes) // self._spec.layout.slot_bytes
         keys = keys[:room]
-        within_s = _ALWAYS_S if self._always else self.costs.spare_s(len(keys))
+        within_s = ALWAYS_S if self._always else self.costs.spare_s(len(keys))
         if not keys or within_s < _LEAST_S:
             return []
         found = await self._find(keys, within_s)
         blocks = found.n_blocks if self._always else self.costs.worth(self._reading_s(found))
         if not blocks:
             return []
-        within_s = _ALWAYS_S if self._always else self.costs.spare_s(blocks)
+        within_s = ALWAYS_S if self._always else self.costs.spare_s(blocks)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + within_s
         data = await self._stack.read(keys[:blocks], timeout_s=within_s)
