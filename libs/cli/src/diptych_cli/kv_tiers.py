@@ -11,7 +11,6 @@ from diptych_bus.port import Bus
 from diptych_cli.failing import need
 from diptych_cli.identities import listed
 from diptych_cli.joining import joined
-from diptych_cli.presence import StackFile
 from diptych_cli.tables import blank, console
 from diptych_contracts import subjects
 from diptych_contracts.control import TiersAsk, TiersSnapshot
@@ -29,9 +28,9 @@ COLUMNS = (
 )
 
 
-def tiers(stack: StackFile, *, as_json: bool) -> int:
+def tiers(nats_url: str, *, as_json: bool) -> int:
     """Print every worker's tiers."""
-    snapshots = asyncio.run(_asked(stack))
+    snapshots = asyncio.run(_asked(nats_url))
     if as_json:
         facts = {"time_unix_ms": time.time_ns() // 1_000_000, "workers": snapshots}
         print(msgspec.json.encode(facts).decode())
@@ -40,8 +39,8 @@ def tiers(stack: StackFile, *, as_json: bool) -> int:
     return 0
 
 
-async def _asked(stack: StackFile) -> list[TiersSnapshot]:
-    async with joined(stack.nats_url) as bus:
+async def _asked(nats_url: str) -> list[TiersSnapshot]:
+    async with joined(nats_url) as bus:
         return await collected(bus)
 
 
