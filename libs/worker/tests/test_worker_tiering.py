@@ -237,11 +237,13 @@ async def test_blocks_that_wait_for_the_engine_are_bounded(monkeypatch: pytest.M
 
 async def test_what_the_engine_made_of_it_is_counted() -> None:
     room = Room()
-    told = Restored(tokens=256, n_bytes=4 * SLOT, took_s=0.01, refused=0)
-    room.tiering.heard(StepReport(news=(), duration_s=0.0, restored=told))
+    restored = Restored(tokens=256, n_bytes=4 * SLOT, took_s=0.01, refused=0)
+    room.tiering.heard(StepReport(news=(), duration_s=0.0, restored=restored))
     room.tiering.heard(StepReport(news=(), duration_s=0.0, restored=Restored(refused=1)))
     snapshot = room.tiering.snapshot(ME)
     assert (snapshot.worker, snapshot.restored_tokens) == (ME, 256)
+    told = [len(room.tiering.snapshot(ME, name).tiers) for name in ("", "one", "another")]
+    assert told == [1, 1, 0]
     assert room.tiering.tally.refused == 1
     assert room.tiering.costs.import_s(4) == pytest.approx(0.01)
     await room.tiering.measure()

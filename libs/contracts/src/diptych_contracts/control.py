@@ -151,6 +151,9 @@ ForgetAnswer = TenantForgotten | TenantKept
 class TiersAsk(Message, frozen=True, kw_only=True, tag="tiers_ask.1"):
     """To a worker: how are your KV tiers?"""
 
+    tier: str = ""
+    """Only the one of this name; empty: all."""
+
 
 class TiersSnapshot(Message, frozen=True, kw_only=True, tag="tiers_snapshot.1"):
     """The tiers of one worker. Counts are since its start."""

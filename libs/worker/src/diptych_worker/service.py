@@ -325,7 +325,7 @@ class Worker:
             case TiersAsk() if self._tiering is None:
                 return TiersSnapshot(worker=self._me)
             case TiersAsk():
-                return self._tiering.snapshot(self._me)
+                return self._tiering.snapshot(self._me, ask.tier)
             case BlocksQuery():
                 return self._blocks.snapshot()
             case Signed():

@@ -128,11 +128,11 @@ class Tiering:
         """Keep nothing of `tenant` in any tier."""
         return await self._stack.forget(tenant_tag(tenant))
 
-    def snapshot(self, worker: Incarnation) -> TiersSnapshot:
-        """How they are."""
+    def snapshot(self, worker: Incarnation, tier: str = "") -> TiersSnapshot:
+        """How they are, or how the one named `tier` is."""
         return TiersSnapshot(
             worker=worker,
-            tiers=self._stack.usage(),
+            tiers=tuple(usage for usage in self._stack.usage() if tier in ("", usage.name)),
             restored=self.tally.restored,
             restored_tokens=self.tally.restored_tokens,
             late=self.tally.late,
