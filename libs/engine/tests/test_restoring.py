@@ -157,6 +157,7 @@ def test_restored_kv_gives_the_answer_that_computing_gives(length: int, sampling
     loop.to_the_end()
     assert loop.tokens(job.key) == toy_answer(prompt, 5, sampling=sampling)
     assert loop.cached(job.key) == len(blocks) * SIZE == loop.restored
+    assert sum(r.restored.sequences for r in loop.reports if r.restored is not None) == 1
     assert loop.engine.tokens_computed == length - len(blocks) * SIZE + 4
     assert loop.engine.cells_used == 0
 

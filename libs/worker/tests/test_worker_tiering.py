@@ -96,7 +96,6 @@ async def test_what_is_kept_comes_as_a_run_of_blocks_and_is_not_written_again() 
         assert [(b.p0, b.p1) for b in work.restored] == [(i * 64, i * 64 + 64) for i in range(4)]
         assert all(block.data.readonly for block in work.restored)
         assert (work.tee, work.wanted) == (None, frozenset())
-    assert room.tiering.tally.restored == 3
 
 
 async def test_a_prompt_of_one_block_or_less_asks_for_nothing() -> None:
@@ -237,11 +236,11 @@ async def test_blocks_that_wait_for_the_engine_are_bounded(monkeypatch: pytest.M
 
 async def test_what_the_engine_made_of_it_is_counted() -> None:
     room = Room()
-    restored = Restored(tokens=256, n_bytes=4 * SLOT, took_s=0.01, refused=0)
+    restored = Restored(sequences=1, tokens=256, n_bytes=4 * SLOT, took_s=0.01)
     room.tiering.heard(StepReport(news=(), duration_s=0.0, restored=restored))
     room.tiering.heard(StepReport(news=(), duration_s=0.0, restored=Restored(refused=1)))
     snapshot = room.tiering.snapshot(ME)
-    assert (snapshot.worker, snapshot.restored_tokens) == (ME, 256)
+    assert (snapshot.worker, snapshot.restored, snapshot.restored_tokens) == (ME, 1, 256)
     told = [len(room.tiering.snapshot(ME, name).tiers) for name in ("", "one", "another")]
     assert told == [1, 1, 0]
     assert room.tiering.tally.refused == 1

@@ -160,6 +160,8 @@ StepNews = NewTokens | SequenceFailed | SequenceStarted | SequenceAborted | Hand
 class Restored(NamedTuple):
     """KV that was imported instead of computed."""
 
+    sequences: int = 0
+    """Sequences that got theirs, all of it."""
     tokens: int = 0
     n_bytes: int = 0
     took_s: float = 0.0

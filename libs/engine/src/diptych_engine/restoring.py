@@ -100,6 +100,7 @@ class Restoring:
             if self.clock() >= until_s and sequence.exported * size < sequence.cached:
                 return False
         sequence.restored = {}
+        self._told = self._told._replace(sequences=self._told.sequences + 1)
         return True
 
     def _import(self, run: _Run) -> bool:

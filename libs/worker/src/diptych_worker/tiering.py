@@ -119,6 +119,7 @@ class Tiering:
         if restored is None:
             return
         self.costs.imported(restored.n_bytes, restored.took_s)
+        self.tally.restored += restored.sequences
         self.tally.restored_tokens += restored.tokens
         self.tally.refused += restored.refused
         if restored.refused:
@@ -206,7 +207,6 @@ class Tiering:
     ) -> TierWork:
         n_bytes = sum(len(one) for one in data)
         self._held_bytes += n_bytes
-        self.tally.restored += bool(data)
         loop, size = asyncio.get_running_loop(), self._size
         slot_bytes = self._spec.layout.slot_bytes
         made = TierWork(
