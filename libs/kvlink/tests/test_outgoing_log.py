@@ -52,6 +52,21 @@ def test_a_story_is_told_from_the_question_on(log: OutgoingLog, clock: Clock) ->
     ]
 
 
+def test_where_an_engine_moves_kv_its_states_have_deadlines_too(
+    log: OutgoingLog, clock: Clock
+) -> None:
+    with log.story(TransferId("r.1"), reader=READER) as story:
+        story.asks("engine", until_s=110.0)
+        story.reserved(until_s=175.0)
+        assert (log.transfers()[0].state, log.transfers()[0].left_ms) == ("reserved", 75_000)
+        clock.now_s = 120.0
+        story.awaits_answer(until_s=130.0)
+        assert (log.transfers()[0].state, log.transfers()[0].left_ms) == ("written", 10_000)
+        story.handed_over(remainder_s=0.0)
+    (over,) = log.about("r.1")
+    assert [step.state for step in over.steps] == ["asked", "reserved", "written", "released"]
+
+
 def test_what_fails_says_why(log: OutgoingLog) -> None:
     def fail() -> None:
         with log.story(TransferId("r.1"), reader=READER) as story:

@@ -53,8 +53,19 @@ class Story:
         """It has a ticket and a link."""
         self._transfer = transfer
 
+    def reserved(self, *, until_s: float) -> None:
+        """It has a ticket, and an engine moves its KV: no link of ours knows of it."""
+        self._enter(State.RESERVED, until_s)
+
     def awaits_answer(self, *, until_s: float) -> None:
-        """All is written; the reader is asked to take it over."""
+        """All is written, or offered by the engine; the reader is asked to take it over."""
+        if self._transfer is None:
+            self._enter(State.WRITTEN, until_s)
+        self._until_s = until_s
+
+    def _enter(self, state: State, until_s: float) -> None:
+        self._told = msgspec.structs.replace(self._told, state=state)
+        self._steps.append(Step(state, "", self._clock()))
         self._until_s = until_s
 
     def handed_over(self, *, remainder_s: float) -> None:

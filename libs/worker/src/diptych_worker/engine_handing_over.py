@@ -67,7 +67,9 @@ class EngineHandOver:
         taken = False
         try:
             story.asks(LINK, until_s=self._now_s() + self._within_s(job))
+            sent_s = self._now_s()
             ticket = await self._reserve(attempt, job)
+            story.reserved(until_s=sent_s + ticket.lease_ms / 1000)
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
                 span.set_attribute(names.INPUT_TOKENS, job.generation.prompt_tokens)
                 self._engine.submit(_work(attempt))
