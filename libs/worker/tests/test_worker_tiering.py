@@ -8,7 +8,7 @@ from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import GenerateJob
 from diptych_contracts.tiers import TierKey, TierUsage
 from diptych_engine.port import Restored, StepReport
-from diptych_kvtiers.stack import Found
+from diptych_kvtiers.finding import Found
 from diptych_policy.prefixes import block_hashes
 from diptych_policy.tiering import tier_keys
 from diptych_testkit.builders import a_generation

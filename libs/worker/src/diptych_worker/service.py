@@ -322,10 +322,10 @@ class Worker:
                 return self._kv(ask)
             case LinksAsk():
                 return await asyncio.to_thread(self._survey, gpus=ask.gpus)
-            case TiersAsk() if self._tiering is None:
-                return TiersSnapshot(worker=self._me)
             case TiersAsk():
-                return self._tiering.snapshot(self._me, ask.tier)
+                tiering = self._tiering
+                none = TiersSnapshot(worker=self._me)
+                return none if tiering is None else tiering.snapshot(self._me, ask.tier)
             case BlocksQuery():
                 return self._blocks.snapshot()
             case Signed():

@@ -15,8 +15,9 @@ from diptych_contracts.control import TiersSnapshot
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.tiers import TierKey
 from diptych_engine.port import EngineSpec, KvBlock, StepReport
+from diptych_kvtiers.finding import Found
 from diptych_kvtiers.port import Entry
-from diptych_kvtiers.stack import Forgotten, Found, TierStack
+from diptych_kvtiers.stack import Forgotten, TierStack
 from diptych_policy.prefixes import block_hashes
 from diptych_policy.sightings import Sightings
 from diptych_policy.tiering import RestoreCosts, tenant_tag, tier_keys
