@@ -33,7 +33,8 @@ check: $(STAMP) ## format, lint, types, imports, spelling
 faults: $(STAMP) ## 200 seeds of every fault, in virtual time (minutes)
 	DIPTYCH_FAULT_SEEDS=200 $(BIN)/python -m pytest -q -n $(CORES) tests/faults/test_seeded_faults.py
 
-live: $(STAMP) ## real nats-server, real engine, real processes
+live: $(STAMP) ## real nats-server, real engine, real processes (as root it brings Redis and memcached)
+	infra/ci/stores.sh
 	$(BIN)/diptych models pull
 	$(BIN)/python -m pytest -q -m live
 

@@ -49,6 +49,7 @@ class BusTier:
     """The bucket `kv-blocks`."""
 
     name = "bus"
+    at_once = 2
     guess_bytes_per_s = 3e7
 
     def __init__(self, bus: ObjectBus, budget_bytes: int, *, timeout_s: float = 5.0) -> None:

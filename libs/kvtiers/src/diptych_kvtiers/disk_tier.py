@@ -21,7 +21,7 @@ from diptych_kvtiers.shelf import Shelf
 
 T = TypeVar("T")
 
-_THREADS = 4
+_THREADS = 8
 _SCAN_SHARE = 100
 """A scan that took a second is not repeated for so many: at most 1 % of a thread."""
 
@@ -29,6 +29,7 @@ _SCAN_SHARE = 100
 class DiskTier:
     """A directory, within a budget of bytes."""
 
+    at_once = 4
     guess_bytes_per_s = 5e8
 
     def __init__(

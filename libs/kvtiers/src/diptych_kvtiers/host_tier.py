@@ -14,6 +14,7 @@ from diptych_kvtiers.shelf import Shelf
 class HostTier:
     """Least recently used entries give way."""
 
+    at_once = 64
     guess_bytes_per_s = 4e9
     timeout_s = 1.0
 

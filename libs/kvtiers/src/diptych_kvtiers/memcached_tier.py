@@ -5,8 +5,7 @@ larger: an entry is a head, which names its parts, and the parts. Heads and part
 one, so an entry of which something is gone is a miss. Parts have a name that nobody used before: no
 entry is put together of two writers' parts.
 
-pymemcache waits in threads; it is the client that is small, without dependencies, and lets the
-crawler be asked (`lru_crawler metadump`), without which no tenant could be forgotten.
+pymemcache, small and without dependencies, waits in threads.
 """
 
 import asyncio
@@ -19,6 +18,7 @@ from typing import TypeVar
 from pymemcache.client.base import PooledClient
 from pymemcache.exceptions import MemcacheError
 
+from diptych_kvtiers.memcached_keys import all_keys
 from diptych_kvtiers.port import Entry, TierAway, TierFull, TierKey, TierUsage
 
 T = TypeVar("T")
@@ -30,18 +30,22 @@ _MAGIC = b"DKM1"
 _AROUND_BYTES = 1024
 """What an item's key and bookkeeping take of its size."""
 _DEFAULT_ITEM_BYTES = 1024**2
-_THREADS = 4
+_THREADS = 8
+_DOTS = 2
+"""In the name of a head; its parts have more."""
 
 
 class MemcachedTier:
     """One server."""
 
+    at_once = 4
     guess_bytes_per_s = 2e8
 
     def __init__(self, host: str, port: int, *, ttl_s: int = DAY_S, timeout_s: float = 0.5) -> None:
         self.name = f"memcached://{host}:{port}"
         self.timeout_s = timeout_s
         self._ttl_s = ttl_s
+        self._place = (host, port)
         self._part_bytes = _DEFAULT_ITEM_BYTES - _AROUND_BYTES
         self._used_bytes: int | None = None
         self._budget_bytes: int | None = None
@@ -115,14 +119,12 @@ class MemcachedTier:
         return await self._on_thread(lambda: self._forget(f"kv1.{tenant_tag}."))
 
     def _forget(self, beginning: str) -> int:
-        answer = self._client.raw_command("lru_crawler metadump all", end_tokens=b"END\r\n")
-        if not answer.startswith((b"key=", b"END")) and answer:
-            raise TierAway(f"cannot list its keys: {answer[:80]!r}")
-        names = [_listed_name(line) for line in answer.splitlines()]
-        own = [name for name in names if name.startswith(beginning)]
+        host, port = self._place
+        keys = all_keys(host, port, timeout_s=self.timeout_s)
+        own = [name for name in keys if name.startswith(beginning)]
         for name in own:
             self._client.delete(name, noreply=False)
-        return sum(name.count(".") == 2 for name in own)
+        return sum(name.count(".") == _DOTS for name in own)
 
     async def tend(self) -> None:
         """Ask for what the server uses, of how much."""
@@ -165,8 +167,3 @@ def _head(value: object) -> tuple[int, int, bytes] | None:
     if magic != _MAGIC or not 0 < n_bytes <= MAX_ENTRY_BYTES or part_bytes < _AROUND_BYTES:
         return None
     return part_bytes, n_bytes, own
-
-
-def _listed_name(line: bytes) -> str:
-    """Of `key=NAME exp=…`; our names have nothing that would be escaped."""
-    return line.partition(b" ")[0].removeprefix(b"key=").decode("latin-1")

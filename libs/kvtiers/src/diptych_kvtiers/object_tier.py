@@ -35,6 +35,7 @@ class _Listed(NamedTuple):
 class ObjectTier:
     """A prefix of a bucket, by its URL."""
 
+    at_once = 16
     guess_bytes_per_s = 5e7
 
     def __init__(

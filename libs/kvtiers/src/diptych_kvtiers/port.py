@@ -31,6 +31,11 @@ class Tier(Protocol):
         ...
 
     @property
+    def at_once(self) -> int:
+        """How many are let in to read at once; as many again may write, look after it or forget."""
+        ...
+
+    @property
     def guess_bytes_per_s(self) -> float:
         """How fast such a store is taken to be read before that is measured."""
         ...

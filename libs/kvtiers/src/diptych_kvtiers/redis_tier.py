@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError, RedisError
 from diptych_kvtiers.port import Entry, TierAway, TierFull, TierKey, TierUsage
 from diptych_kvtiers.specs import shown
 
-_CONNECTIONS = 8
+_CONNECTIONS = 16
 _SCANNED = 1000
 DAY_S = 86_400
 MAX_ENTRY_BYTES = 64 * 1024**2
@@ -24,6 +24,7 @@ MAX_ENTRY_BYTES = 64 * 1024**2
 class RedisTier:
     """One server, by its URL: `redis://`, or `rediss://` with TLS."""
 
+    at_once = 8
     guess_bytes_per_s = 3e8
 
     def __init__(self, url: str, *, ttl_s: int = DAY_S, timeout_s: float = 0.5) -> None:

@@ -52,6 +52,7 @@ class Rung:
         """Tenants whose entries may still be there: nothing of theirs is read or written."""
         self.tried = asyncio.Event()
         """It was opened, or could not be."""
+        self._turns = asyncio.Semaphore(tier.at_once)
         self._asking = Patience()
         self._storing = Patience()
         """A full store is left alone by those who write only."""
@@ -65,24 +66,28 @@ class Rung:
 
     async def sizes(self, keys: Sequence[TierKey]) -> Sequence[int]:
         """See the port; none where the tier is away."""
-        if not self._askable(keys[0].tenant_tag):
-            return ()
-        return await self._asked(self.tier.sizes(keys), self.tier.timeout_s) or ()
+        async with self._turns:
+            if not self._askable(keys[0].tenant_tag):
+                return ()
+            return await self._asked(self.tier.sizes(keys), self.tier.timeout_s) or ()
 
     async def get(self, key: TierKey) -> Entry | None:
         """See the port; a miss where the tier is away."""
-        entry: Entry | None = None
-        if self._askable(key.tenant_tag):
-            self.speed.began(time.monotonic())
-            try:
-                entry = await self._asked(self.tier.get(key), self.tier.timeout_s)
-            finally:
-                n_bytes = len(entry) if entry is not None else 0
-                self.speed.ended(time.monotonic(), n_bytes)
+        async with self._turns:
+            entry = await self._got(key) if self._askable(key.tenant_tag) else None
         if entry is None:
             self.counts.misses += 1
         else:
             self.counts.hits += 1
+        return entry
+
+    async def _got(self, key: TierKey) -> Entry | None:
+        entry: Entry | None = None
+        self.speed.began(time.monotonic())
+        try:
+            entry = await self._asked(self.tier.get(key), self.tier.timeout_s)
+        finally:
+            self.speed.ended(time.monotonic(), len(entry) if entry is not None else 0)
         return entry
 
     async def put(self, key: TierKey, entry: Entry) -> bool:

@@ -95,20 +95,19 @@ def parse_tier(text: str) -> TierSpec:
             return TierSpec(kind="bus", budget_bytes=_on_the_bus(text, size))
         case "disk" if path.startswith("/") and "\0" not in path:
             return TierSpec(kind="disk", where=path, budget_bytes=_size(text, size))
-    raise ValueError(f"expected a tier such as {_FORMS}; got {text!r:.200}")
+    raise ValueError(f"expected a tier such as {_FORMS}; got {shown(text)!r:.200}")
 
 
 def shown(where: str) -> str:
-    """A place without user, password and options; a path as it is."""
-    if "://" not in where:
+    """A place without user, password and options, however odd it is; a path as it is."""
+    if where.startswith("/") and "://" not in where:
         return where
-    try:
-        parts = urlsplit(where)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        return where.partition("://")[0] + "://…"
-    host = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
+    scheme, found, rest = where.rpartition("@")[2].partition("://")
+    if "@" in where:
+        scheme, found, rest = where.partition("://")[0], "://", where.rpartition("@")[2]
+        if ":" in scheme or "@" in scheme:
+            scheme = "…"
+    return f"{scheme}{found}{rest.partition('?')[0].partition('#')[0]}"
 
 
 def _remote(text: str) -> TierSpec:
@@ -145,7 +144,7 @@ def _check_place(kind: Kind, parts: SplitResult, port: int | None) -> None:
         raise ValueError(f"expected {what} after {parts.scheme}://, got {said!r:.200}")
     if kind == "memcached" and (port is None or parts.path.strip("/") or "@" in parts.netloc):
         raise ValueError(f"expected memcached://HOST:PORT, got {said!r:.200}")
-    if kind == "object" and ("@" in parts.netloc or ".." in parts.path.split("/")):
+    if kind == "object" and ("@" in parts.geturl() or ".." in parts.path.split("/")):
         raise ValueError(f"expected a bucket and a plain prefix, got {said!r:.200}")
     if kind == "redis" and not re.fullmatch(r"(/[0-9]{0,5})?", parts.path):
         raise ValueError(f"expected the number of a database as path, got {said!r:.200}")
@@ -171,7 +170,7 @@ def _size(said: str, text: str) -> int:
         n_bytes = int(number) * _UNITS[binary or "", power or ""]
         if MIN_BUDGET_BYTES <= n_bytes <= MAX_BUDGET_BYTES:
             return n_bytes
-    raise ValueError(f"{said}: expected a size from 1MiB to 1024TiB, got {text!r:.50}")
+    raise ValueError(f"{said}: expected a size from 1MiB to 1024TiB, got {shown(text)!r:.50}")
 
 
 def _on_the_bus(said: str, text: str) -> int:
@@ -187,13 +186,15 @@ def _span(said: str, text: str) -> int:
         seconds = int(match[1]) * _SPANS_S[match[2]]
         if 1 <= seconds <= _MAX_TTL_S:
             return seconds
-    raise ValueError(f"{said}: expected a time to live from 1s to 30d, got {text!r:.50}")
+    raise ValueError(f"{said}: expected a time to live from 1s to 30d, got {shown(text)!r:.50}")
 
 
 def _timeout(said: str, text: str) -> float:
     if re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", text) and 0.01 <= float(text) <= _MAX_TIMEOUT_S:
         return float(text)
-    raise ValueError(f"{said}: expected a timeout from 0.01 to 60 (seconds), got {text!r:.50}")
+    raise ValueError(
+        f"{said}: expected a timeout from 0.01 to 60 (seconds), got {shown(text)!r:.50}"
+    )
 
 
 def _endpoint(said: str, text: str) -> str:

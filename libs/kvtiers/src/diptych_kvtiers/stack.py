@@ -88,8 +88,8 @@ class TierStack:
 
     async def start(self) -> None:
         """Open the tiers; one that takes longer than `start_s` is away until it is open."""
-        writers = self._limits.writers
         for rung, line in zip(self._rungs, self._lines, strict=True):
+            writers = min(self._limits.writers, rung.tier.at_once)
             self._tasks += [asyncio.create_task(line.write()) for _ in range(writers)]
             self._tasks.append(asyncio.create_task(_keep(rung)))
         self._tasks.append(asyncio.create_task(self._frame()))
