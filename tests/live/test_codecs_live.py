@@ -20,9 +20,11 @@ from diptych_testkit.bus_client import BusClient
 from diptych_testkit.live_model import codec
 from diptych_testkit.live_stack import MODEL, LiveStack
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
+PROMPT_TOKENS = 256
 ANSWER_TOKENS = 16
+PATIENCE_S = 600.0
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 SMALLER = {"zstd": 1.16, "int8": 2.36, "fp8": 2.79, "delta": 3.62}
 """How much, as `docs/kv.md` has it of other pages."""
@@ -42,7 +44,7 @@ class Desk:
 
     def __init__(self, stack: LiveStack, bus: Bus, client: BusClient) -> None:
         self.stack, self._bus, self._client = stack, bus, client
-        self.prompt = tuple(codec().encode(PAGE.read_text())[:512])
+        self.prompt = tuple(codec().encode(PAGE.read_text())[:PROMPT_TOKENS])
 
     async def handed(self, link: str) -> Handed:
         request = a_request(
@@ -50,11 +52,11 @@ class Desk:
             model=MODEL,
             prompt_ids=self.prompt,
             stopping=Stopping(max_tokens=ANSWER_TOKENS, ignore_eos=True),
-            deadlines=Deadlines(first_token_s=300.0, inter_token_s=60.0, transfer_s=60.0),
+            deadlines=Deadlines(first_token_s=PATIENCE_S, inter_token_s=300.0, transfer_s=300.0),
             forced=Forced(mode=Mode.REMOTE, link=link),  # type: ignore[arg-type]
         )
         await self._client.send(request)
-        end = await self._client.ended(request.request_id, timeout_s=300)
+        end = await self._client.ended(request.request_id, timeout_s=PATIENCE_S)
         assert end.reason is EndReason.LENGTH, end
         worker = Incarnation(self.stack.of("decode-worker").incarnation)
         snapshot: KvSnapshot = await self._bus.request(
@@ -101,7 +103,7 @@ async def test_each_codec_sends_as_much_less_as_it_says(desk: Desk) -> None:
     await desk.replace("prefill-worker")
     raw = await desk.handed("tcp")
     assert raw.transfer.codec == "raw"
-    assert raw.transfer.n_bytes >= 512 * 23_040
+    assert raw.transfer.n_bytes >= PROMPT_TOKENS * 23_040
     for name, factor in SMALLER.items():
         await desk.replace("prefill-worker", KV_CODEC=name, KV_CODECS=f"raw,{name}")
         for link in ("tcp", "shm"):
@@ -122,4 +124,4 @@ async def test_what_the_reader_does_not_list_comes_as_it_is(desk: Desk) -> None:
     raw = await desk.handed("tcp")
     assert (lossy.transfer.codec, raw.transfer.codec) == ("delta", "raw")
     assert raw.transfer.n_bytes > 3 * lossy.transfer.n_bytes
-    assert raw.transfer.n_bytes >= 512 * 23_040
+    assert raw.transfer.n_bytes >= PROMPT_TOKENS * 23_040

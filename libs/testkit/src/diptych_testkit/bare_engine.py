@@ -18,7 +18,7 @@ from diptych_engine.port import (
     StepReport,
 )
 
-_ANSWER_S = 600.0
+_ANSWER_S = 1800.0
 """2,000 tokens of prompt, on a machine that has other work."""
 _GREEDY = Sampling(temperature=0.0)
 
