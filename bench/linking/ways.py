@@ -14,7 +14,7 @@ from linking.child import Child
 from linking.plain import called, mapped
 from linking.reader import SALT, STALL_S, WRITER
 
-BATCH_BLOCKS, BATCH_BYTES = 256, 16_000_000
+BATCH_BLOCKS, BATCH_BYTES = 256, 1 << 24
 """As `kvlink.outgoing` sends."""
 
 

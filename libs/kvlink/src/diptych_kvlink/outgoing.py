@@ -36,7 +36,7 @@ from diptych_kvlink.packing import Packed, Packing
 from diptych_kvlink.port import LinkWriter
 
 _BATCH_BLOCKS = 256
-_BATCH_BYTES = 16_000_000
+_BATCH_BYTES = 1 << 24
 """So that a batch is soon over, and a hung peer soon noticed."""
 
 
