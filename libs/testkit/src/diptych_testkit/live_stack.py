@@ -23,7 +23,7 @@ from diptych_testkit.ports import free_port
 
 GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
 MODEL = "smollm2-135m"
-READY_S = 60.0
+READY_S = 150.0
 STOP_S = 60.0
 PAGE_S = 20.0
 """A page that does not come is taken for that of a dead process."""

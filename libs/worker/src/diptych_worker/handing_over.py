@@ -162,6 +162,8 @@ class HandOver:
         story: Story,
     ) -> None:
         with spans.start_as_current_span(names.KV_TRANSFER) as span:
+            span.set_attribute(names.TRANSFER_ID, transfer.transfer_id)
+            span.set_attribute(names.LINK, transfer.kind)
             ended_s = self._now_s()
             within_s = self._peer.within_s(job)
             digests = await transfer.digests(within_s)
@@ -206,8 +208,6 @@ def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int, blocks: i
     moving_s = transfer.moving_s
     span.set_attributes(
         {
-            names.TRANSFER_ID: transfer.transfer_id,
-            names.LINK: transfer.kind,
             names.LINK_TLS: transfer.encrypted,
             names.CODEC: transfer.codec,
             names.SEALED: transfer.sealed,

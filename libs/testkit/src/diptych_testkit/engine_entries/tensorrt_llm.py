@@ -19,7 +19,7 @@ from diptych_text.codec import TextCodec
 
 TIMES = WatchTimes(health_s=0.05, answer_s=30.0, stats_s=0.5)
 VOCAB = 260
-ORPHAN_MS = 5000
+ORPHAN_MS = 10_000
 """Long enough for eight prompts before the first of them is fetched, on a busy machine."""
 
 
