@@ -13,12 +13,13 @@ rounds, behind it least and most. NIXL's row is missing where it is not installe
     CPU       seconds per GB, both processes, unchecked
     latency   one transfer of all the row's blocks, moved and confirmed, ms
 
-memcpy is one copy within one process between two pools whose pages were all touched before, block
-by block, as is every other way; goals are shares of it, or of the socket, unchecked. Each transfer
-takes other blocks and other slots than the last one, out of 128 MiB and more, by every way: KV that
-is handed over lies in memory, not in a cache (`--warm`: always the same). A reader's time is the
-time it hashes for: how it hears that all is there (the bus) belongs to no link. The plain ways hear
-of it through a pipe, which is in their figures.
+memcpy is one copy within one process, block by block as every other way, between two pools of
+ordinary pages that were all touched before; `memcpy 2M` is the same into pages of 2 MiB, which the
+links' slots lie on. Goals are shares of memcpy, or of the socket, unchecked. Each transfer takes
+other blocks and other slots than the last one, out of 128 MiB and more, by every way: KV that is
+handed over lies in memory, not in a cache (`--warm`: always the same). A reader's time is the time
+it hashes for: how it hears that all is there (the bus) belongs to no link. The plain ways hear of
+it through a pipe, which is in their figures.
 """
 
 import argparse

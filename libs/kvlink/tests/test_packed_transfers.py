@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.packing import Packing
 from diptych_kvlink.writer_links import WriterLinks
 
+Tee = Callable[[int, memoryview], None]
 CONTENTS = [b"abc" * 2000, b"de" * 3000, bytes(3001)]
 
 
@@ -27,12 +29,15 @@ def settings(settings: LinkSettings) -> LinkSettings:
     return replace(settings, codecs=(RAW, LOSSLESS, INT8), seal=True)
 
 
-async def written(reader: Any, ticket: Ticket, thread: ThreadPoolExecutor) -> Any:
+async def written(
+    reader: Any, ticket: Ticket, thread: ThreadPoolExecutor, tee: Tee | None = None
+) -> Any:
     link = reader.link()
     link.connect()
     transfer = OutgoingTransfer(
         ticket, link, thread=thread, sent_s=0.0, salt=reader.salt, clock=lambda: 0.0
     )
+    transfer.tee = tee
     for index, content in enumerate(CONTENTS):
         transfer.buffer(index)[: len(content)] = content
         transfer.written(index, len(content))
@@ -63,6 +68,25 @@ async def test_encoded_and_sealed_blocks_come_back(
     assert (seen.codec, seen.sealed) == (LOSSLESS, kind != TCP)
     assert seen.n_bytes == transfer.bytes_written
     assert repr(ticket.sealing_key) not in repr(ticket) or not ticket.sealing_key
+
+
+async def test_a_tee_sees_each_block_as_the_engine_wrote_it_and_on_no_engines_thread(
+    reader: Any, link_thread: ThreadPoolExecutor
+) -> None:
+    seen: dict[int, bytes] = {}
+    threads: set[int] = set()
+
+    def tee(index: int, data: memoryview) -> None:
+        assert index not in seen
+        seen[index] = bytes(data)
+        threads.add(threading.get_ident())
+
+    ticket = asked(reader)
+    _, digests = await written(reader, ticket, link_thread, tee)
+    assert seen == dict(enumerate(CONTENTS))
+    assert threads == {link_thread.submit(threading.get_ident).result()}
+    blocks = reader.incoming.claim(reader.job(ticket, digests), tokens=10, now_s=1.0)
+    assert [bytes(block.unpacked()) for block in blocks] == CONTENTS
 
 
 async def test_what_no_codec_understands_travels_as_it_is(

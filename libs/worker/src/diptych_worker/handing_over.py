@@ -27,6 +27,7 @@ from diptych_worker.attempts import Attempt
 from diptych_worker.decode_peer import LEASE_MARGIN_MS, DecodePeer, check_taken, ticket_of
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.taking_over import context_tokens
+from diptych_worker.tiering import NOTHING, Tiering, TierWork
 
 log = logger("worker")
 spans = tracer("worker")
@@ -45,11 +46,13 @@ class HandOver:
         links: WriterLinks,
         *,
         metrics: WorkerMetrics,
+        tiering: Tiering | None = None,
     ) -> None:
         self._peer = peer
         self._engine = engine
         self._links = links
         self._metrics = metrics
+        self._tiering = tiering
         self._now_s = peer.now_s
 
     async def run(self, attempt: Attempt, job: PrefillJob) -> None:
@@ -67,17 +70,22 @@ class HandOver:
         transfer: OutgoingTransfer | None = None
         handed_over = False
         attempt.path = job.path or KvPath.DIS_GPU
+        kept = NOTHING
         try:
             transfer = await self._open(attempt, job, story)
             story.opened(transfer)
+            if self._tiering is not None:
+                kept = await self._tiering.work(attempt)
+                transfer.tee = kept.tee
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
                 span.set_attribute(names.INPUT_TOKENS, job.generation.prompt_tokens)
-                self._engine.submit(_work(attempt, job.generation, transfer))
+                self._engine.submit(_work(attempt, job.generation, transfer, kept))
                 news = await attempt.sampled
             if news.finish is None:
                 await self._hand_over(attempt, job, transfer, news=news, story=story)
                 handed_over = True
         finally:
+            kept.leave()
             if transfer is not None and handed_over:
                 transfer.close()
             elif attempt.link:
@@ -249,7 +257,9 @@ def _way(link: str, job: PrefillJob) -> str:
     return f"{link} {job.decode_worker}"
 
 
-def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> SequenceWork:
+def _work(
+    attempt: Attempt, generation: Generation, sink: BlockSink, kept: TierWork
+) -> SequenceWork:
     return SequenceWork(
         key=attempt.key,
         phase=Phase.PREFILL,
@@ -259,4 +269,6 @@ def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> Sequence
         stopping=generation.stopping,
         tenant=generation.tenant,
         sink=sink,
+        restored=kept.restored,
+        on_imported=kept.leave,
     )

@@ -10,8 +10,9 @@ from diptych_contracts.sampling import Stopping
 from diptych_engine.request_loop import RequestLoop
 from diptych_engine.request_watch import WatchTimes
 from diptych_engine.sim_card import EOS_ID, sim_card
-from diptych_engine.tensorrt_llm.engine import Served, TrtLlmEngine
+from diptych_engine.tensorrt_llm.engine import TrtLlmEngine
 from diptych_engine.tensorrt_llm.options import LlmOptions
+from diptych_engine.tensorrt_llm.served import Served
 from diptych_testkit import fake_tensorrt_llm as fake
 from diptych_testkit.engine_pairs import Abilities, EngineEntry, EnginePair
 from diptych_text.answer import AnswerText
