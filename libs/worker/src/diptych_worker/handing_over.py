@@ -9,7 +9,7 @@ from diptych_contracts.jobs import DecodeJob, Generation, JobRefused, PrefillJob
 from diptych_contracts.transfers import Reserve
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.agreement import check_ticket
-from diptych_kvlink.outgoing import OutgoingTransfer
+from diptych_kvlink.outgoing import LOOK_S, OutgoingTransfer
 from diptych_kvlink.verifying import context_salt
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_telemetry import logger, names, tracer
@@ -21,6 +21,7 @@ from diptych_worker.taking_over import context_tokens
 log = logger("worker")
 spans = tracer("worker")
 
+_ENDED: dict[type[BaseException], str] = {asyncio.CancelledError: "cancelled"}
 _CLOSING_S = 0.005
 _CLOSING_MOST_S = 1.0
 
@@ -49,34 +50,38 @@ class HandOver:
             DiptychError: the hand-off failed; nothing is held on either side.
         """
         transfer: OutgoingTransfer | None = None
-        handed_over = False
+        handed_over, why = False, ""
         try:
             transfer = await self._open(attempt, job)
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
                 span.set_attribute(names.INPUT_TOKENS, job.generation.prompt_tokens)
                 self._engine.submit(_work(attempt, job.generation, transfer))
-                news = await attempt.sampled
+                news = await _sampled(attempt, transfer)
             if news.finish is None:
                 await self._hand_over(attempt, job, transfer, news)
                 handed_over = True
+        except BaseException as err:
+            why = str(err) or _ENDED.get(type(err), type(err).__name__)
+            raise
         finally:
             if transfer is not None and handed_over:
                 transfer.close()
             elif attempt.link:
-                await asyncio.shield(self._withdraw(attempt, job, transfer))
+                await asyncio.shield(self._withdraw(attempt, job, transfer, why))
 
     async def _withdraw(
-        self, attempt: Attempt, job: PrefillJob, transfer: OutgoingTransfer | None
+        self, attempt: Attempt, job: PrefillJob, transfer: OutgoingTransfer | None, why: str
     ) -> None:
         """Stop computing, stop writing, and only then give the ticket back."""
         self._metrics.not_handed_over(attempt.link)
         if not attempt.left.is_set():
             self._engine.abort(attempt.key)
             await attempt.left.wait()
-        if transfer is not None and not await self._closed(transfer):
+        writes = transfer is not None and not await self._closed(transfer)
+        if transfer is not None and writes:
+            # Its reader keeps the slots until the link says that nothing is on its way.
             self._links.give_up(transfer)
-            return  # Its reader keeps the slots until the link says that nothing is on its way.
-        await self._peer.release(job)
+        await self._peer.release(job, why, writes=writes)
 
     async def _closed(self, transfer: OutgoingTransfer) -> bool:
         """Whether nothing writes under its ticket any more; waits a little for it."""
@@ -172,7 +177,9 @@ class HandOver:
                     transfer_bytes=n_bytes,
                 ),
             )
-            answer = await self._peer.decode(job, decode, within_s=within_s)
+            answer = await self._peer.decode(
+                job, decode, within_s=within_s, gone=transfer.reader_is_gone
+            )
             if isinstance(answer, JobRefused):
                 span.set_attribute(names.KV_REFUSED, str(answer.fault or answer.reason))
         check_taken(answer, job)
@@ -184,6 +191,15 @@ class HandOver:
         )
         self._metrics.packed(transfer.codec, transfer.raw_bytes, transfer.packing_s)
         self._links.codecs.crossed(_way(transfer.kind, job), n_bytes, transfer.sending_s)
+
+
+async def _sampled(attempt: Attempt, transfer: OutgoingTransfer) -> NewTokens:
+    """The token that ends the prefill. Raises why its KV cannot be handed over, once that is known."""
+    while not (await asyncio.wait({attempt.sampled}, timeout=LOOK_S))[0]:
+        transfer.look()
+        if transfer.failure is not None:
+            raise transfer.failure
+    return await attempt.sampled
 
 
 def _way(link: str, job: PrefillJob) -> str:
