@@ -29,9 +29,9 @@ needs_nixl = pytest.mark.skipif(bool(why_absent()), reason="NIXL is not installe
 ORDERS = [
     ("shm", "tcp"),
     ("tcp", "shm"),
-    pytest.param(("shm", "nixl", "tcp"), marks=needs_nixl),
-    pytest.param(("nixl", "tcp", "shm"), marks=needs_nixl),
-    pytest.param(("tcp", "shm", "nixl"), marks=needs_nixl),
+    pytest.param(("shm", "nixl", "tcp"), marks=needs_nixl, id="shm-nixl-tcp"),
+    pytest.param(("nixl", "tcp", "shm"), marks=needs_nixl, id="nixl-tcp-shm"),
+    pytest.param(("tcp", "shm", "nixl"), marks=needs_nixl, id="tcp-shm-nixl"),
 ]
 
 
@@ -136,7 +136,10 @@ async def test_links_whose_transport_dies_fall_to_the_next_one_counted_and_trace
             end_transport(incoming["d1"], link)
             spans.clear()
             expected = links[number + 1] if number + 1 < len(links) else ""
-            assert await answered(fleet, f"b{number}") == expected
+            if used:  # Under way it fails the attempt, which then may go on without any link.
+                assert await answered(fleet, f"b{number}") in (expected, "")
+                spans.clear()
+            assert await answered(fleet, f"c{number}") == expected
             if expected:
                 assert fallen(link) > before[link]
                 assert (expected, True) in reservations(spans)

@@ -7,6 +7,7 @@ decoded, and when the wire is good again the next one arrives.
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def pair(request: pytest.FixtureRequest, wire: Wire, tmp_path: Path) -> Iterator
         reader={"host": ADDRESSES[0], "nixl_network": "isolated"},
         writer={"nixl_network": "isolated", "directory": str(tmp_path / "elsewhere")},
         environment={"UCX_TLS": "tcp", "UCX_NET_DEVICES": DEVICE},
-        stall_s=3.0,
+        slots=8 * BLOCKS,
     )
     yield made
     made.close()
@@ -56,22 +57,25 @@ def arrives_or_fails_cleanly(pair: Pair, request: str) -> bool:
         pair.open(request, blocks=BLOCKS)
     except PeerFailed as failed:  # As a prefill worker that has no other link.
         pair.reader.ask("stopped", transfer=f"{request}.1", reason=failed.why, writes=False)
-        assert failed.kind == "LinkBroken", failed
-        return False
+        return fails_as_it_may(failed)
     sign = chr(ord("A") + int(request[1:]) % 26)
     pair.write(request, range(BLOCKS), sign)
     try:
         digests = pair.digests(request)
         assert pair.claim(request, digests, blocks=BLOCKS) == [sign] * BLOCKS
     except PeerFailed as failed:
-        assert failed.kind in ("LinkBroken", "Refused", "BadTicket"), failed
         pair.withdraw(request, failed.why)
         state, reason = pair.stands(request)
         assert state == "failed"
         assert reason
-        return False
+        return fails_as_it_may(failed)
     pair.writer.ask("close", transfer=f"{request}.1")
     return True
+
+
+def fails_as_it_may(failed: PeerFailed) -> bool:
+    assert failed.kind in ("LinkBroken", "Refused", "BadTicket"), failed
+    return False
 
 
 def until_one_arrives(pair: Pair, first: int) -> None:
@@ -84,11 +88,11 @@ def until_one_arrives(pair: Pair, first: int) -> None:
 
 @pytest.mark.parametrize(("loss", "delay_s"), BAD_WEATHER)
 def test_bad_weather_costs_transfers_at_most(
-    pair: Pair, wire: Wire, loss: float, delay_s: float
+    pair: Pair, wire: Wire, record_property: Any, loss: float, delay_s: float
 ) -> None:
     wire.set(loss=loss, delay_s=delay_s)
     arrived = [arrives_or_fails_cleanly(pair, f"r{number}") for number in range(8)]
-    print(f"{pair.kind}: {loss:.0%} lost, {delay_s * 1000:.0f} ms: {sum(arrived)} of 8 arrived")
+    record_property("arrived", f"{sum(arrived)} of 8")
     wire.set()
     until_one_arrives(pair, 100)
 

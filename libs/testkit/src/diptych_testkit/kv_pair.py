@@ -75,8 +75,15 @@ class Peer:
         return said["ok"]
 
     def signal(self, number: signal.Signals) -> None:
-        """Freeze or thaw it."""
+        """Freeze it, until none of its threads runs; or thaw it."""
         os.kill(self.process.pid, number)
+        if number is signal.SIGSTOP:
+            until(lambda: set(self._states()) == {"T"})
+
+    def _states(self) -> list[str]:
+        """Of each thread, as the kernel has it."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return [task.read_text().rpartition(")")[2].split()[0] for task in tasks]
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone. Idempotent."""
