@@ -1,7 +1,7 @@
 """Workers killed and frozen in the middle of a hand-off, on each link of the real stack.
 
-The answer is the undisturbed one, and both sides say what became of the transfer: the reader's ledger
-(what `diptych kv transfers` shows), and the writer's counter of hand-offs that it withdrew.
+The answer is the undisturbed one, and both sides say what became of the transfer: the reader's
+ledger (what `diptych kv transfers` shows), and the writer's counter of hand-offs it withdrew.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Every fault of a transfer on every link, between real processes that are killed and frozen.
 
-Each says how it is reported on both sides: what the writer's hand-off raises, and what stands in the
-reader's ledger. After each, nothing is held and nothing wrong was decoded. What the bus carries
+Each says how it is reported on both sides: what the writer's hand-off raises, and what stands in
+the reader's ledger. After each, nothing is held and nothing wrong was decoded. What the bus carries
 between them is carried by hand; with a bus, and with real engines: `tests/live/test_kv_faults.py`.
 """
 
@@ -16,6 +16,7 @@ import pytest
 
 from diptych_contracts.ids import Incarnation, RequestId, transfer_id
 from diptych_contracts.jobs import BlockDigest
+from diptych_kvlink import nixl_writer, outgoing, tcp_stream
 from diptych_kvlink.links import LinkSettings
 from diptych_kvlink.nixl_library import why_absent
 from diptych_testkit.kv_pair import Pair, PeerFailed, until
@@ -83,10 +84,13 @@ def altered(digests: tuple[BlockDigest, ...], index: int, **changes: Any) -> tup
 def test_a_reader_that_dies_before_the_first_block_is_noticed(pair: Pair) -> None:
     ticket = pair.reserve("r1")
     pair.reader.kill()
-    with pytest.raises(PeerFailed, match="LinkBroken") as caught:  # shm opens: the file is there
+    try:
         pair.use(ticket)
-        raise PeerFailed("LinkBroken", pair.writer.ask("fails", transfer="r1.1", within_s=60))
-    assert caught.value.why
+    except PeerFailed as failed:
+        why = f"{failed.kind}: {failed.why}"
+    else:
+        why = pair.writer.ask("fails", transfer="r1.1", within_s=60)
+    assert re.search(f"LinkBroken|{GONE}", why), why
 
 
 def test_a_reader_that_dies_among_the_blocks_is_noticed_while_nothing_is_sent(pair: Pair) -> None:
@@ -249,8 +253,6 @@ def test_a_frozen_reader_fails_the_transfer_and_hears_of_it_when_it_thaws(
 
 def test_a_hung_peer_is_given_up_within_five_seconds() -> None:
     """By the deadlines in the code: measured times are in `bench/kvfaults.py`."""
-    from diptych_kvlink import nixl_writer, outgoing, tcp_stream  # noqa: PLC0415
-
     stall_s, most = LinkSettings().stall_s, outgoing._BATCH_BYTES
     assert stall_s + most / nixl_writer._LEAST_BYTES_PER_S <= 5.0
     assert stall_s <= 3.0  # of silence, over tcp, however much is on its way

@@ -87,7 +87,7 @@ ReserveAnswer = Ticket | ReserveRefused
 
 
 class Release(Message, frozen=True, kw_only=True, tag="release.1"):
-    """The writer will not hand a ticket over; and, unless it `writes`, nothing is written any more."""
+    """The writer will not hand a ticket over; unless it `writes`, nothing is written any more."""
 
     transfer_id: TransferId
     reason: str = ""

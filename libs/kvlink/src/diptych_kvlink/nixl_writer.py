@@ -30,7 +30,7 @@ _CONNECT_S = 5.0
 _REMEMBERED = 256
 _GREET_EVERY_S = 0.2
 _GREETING = b"DKV."
-"""A note that says nothing: NIXL tells who sends it that the peer is gone, and nobody who does not."""
+"""A note that says nothing: only who sends something is told that the peer is gone."""
 
 
 class NixlWriting:

@@ -117,30 +117,28 @@ class Peer:
 
 
 class Pair:
-    """Both ends. `link` is a kind of link, or `nixl/<UCX_TLS>`."""
+    """Both ends. `link` is a kind of link, or `nixl/<UCX_TLS>`; `both` are `kv_peer`'s settings."""
 
     def __init__(
         self,
         link: str,
         directory: Path,
         *,
-        slots: int = 8,
-        lease_s: float = 600.0,
-        stall_s: float = 3.0,
         within: tuple[Sequence[str], Sequence[str]] = ((), ()),
         reader: dict[str, Any] | None = None,
         writer: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
+        **both: Any,
     ) -> None:
         self.kind, _, transports = link.partition("/")
         kinds = {"shm": ["shm"], "tcp": ["shm", "tcp"], "nixl": ["shm", "nixl"]}[self.kind]
-        both = {"kinds": kinds, "directory": str(directory), "stall_s": stall_s}
+        both = {"kinds": kinds, "directory": str(directory)} | both
         told = {"UCX_TLS": transports} if transports else {}
         told |= environment or {}
         self.directory = directory
         self.reader = Peer(
             "reader",
-            {**both, "slots": slots, "lease_s": lease_s, **(reader or {})},
+            {"slots": 8, "lease_s": 600.0, **both, **(reader or {})},
             environment=told,
             within=within[0],
         )
@@ -171,7 +169,7 @@ class Pair:
         given = self.reader.ask(
             "reserve", reserve=encode(reserve).hex(), tokens=blocks * BLOCK_TOKENS
         )
-        ticket = decode(bytes.fromhex(given), Ticket)
+        ticket: Ticket = decode(bytes.fromhex(given), Ticket)
         self.seals[request] = ticket.seal
         self.slots[request] = [ref.slot for ref in ticket.slots]
         return ticket

@@ -25,7 +25,7 @@ from diptych_contracts.transfers import Reserve, SlotRef, Ticket
 from diptych_contracts.wire import decode, encode
 from diptych_kvlink import tcp_wire
 from diptych_kvlink.incoming import IncomingTransfers
-from diptych_kvlink.links import NIXL, SHM, TCP, LinkSettings
+from diptych_kvlink.links import DEFAULT_LINKS, NIXL, SHM, TCP, LinkSettings
 from diptych_kvlink.nixl_writer import NixlWriter
 from diptych_kvlink.outgoing import LOOK_S, OutgoingTransfer
 from diptych_kvlink.tcp_listening import stop_listening
@@ -192,13 +192,13 @@ class WriterEnd:
             self._held.append(view)
 
     def _post(self, link: NixlWriter, ref: SlotRef, sign: str) -> None:
-        """The gate was open when it was looked at; what is posted now may be taken in much later."""
+        """The gate was open when it was looked at; what is posted may be taken in much later."""
         buffer = link.buffer(ref)
         buffer[:] = sign.encode() * BLOCK_BYTES
         gates = link._gates
         assert gates is not None
         gates[0][ref.slot] = ref.generation
-        link._look_at_gates = lambda: iter(())  # type: ignore[method-assign, assignment, return-value]
+        link._look_at_gates = lambda: iter(())  # type: ignore
         link.send([(ref, buffer.toreadonly())])
         link._shared.plane.call(lambda _: None).result(60)  # What was asked before is posted.
         del link._look_at_gates
@@ -234,9 +234,12 @@ class WriterEnd:
     async def do_gone(self, transfer: str, within_s: float) -> bool:
         """Wait until the link knows that its reader is gone, as a hand-over without answer does."""
         give_up_s = time.monotonic() + within_s
-        while not self._open[transfer].reader_is_gone() and time.monotonic() < give_up_s:
-            await asyncio.sleep(0.1)
-        return self._open[transfer].reader_is_gone()
+        told = self._open[transfer]
+        for _ in range(int(within_s / LOOK_S)):
+            if told.reader_is_gone():
+                return True
+            await asyncio.sleep(LOOK_S)
+        return False
 
     def do_close(self, transfer: str) -> bool:
         return self._open[transfer].close()
@@ -265,7 +268,7 @@ def main() -> None:
         directory=Path(told["directory"]),
         host=told.get("host", "127.0.0.1"),
         nixl_network=told.get("nixl_network", "loopback"),
-        stall_s=told.get("stall_s", LinkSettings.stall_s),
+        stall_s=told.get("stall_s", DEFAULT_LINKS.stall_s),
     )
     end: ReaderEnd | WriterEnd
     if role == "reader":

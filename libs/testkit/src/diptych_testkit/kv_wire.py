@@ -85,7 +85,8 @@ def main() -> None:
     networks, ends = zip(*(_end(libc.unshare, address) for address in ADDRESSES), strict=True)
     _say(networks)
     settings: dict[str, Any] = {"loss": 0.0, "delay_s": 0.0, "cut": False}
-    rng, waiting, count = random.Random(7), [], 0
+    rng, count = random.Random(7), 0
+    waiting: list[tuple[float, int, int, bytes]] = []
     while True:
         wait_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         ready, _, _ = select.select([0, *ends], [], [], wait_s)

@@ -194,7 +194,7 @@ class HandOver:
 
 
 async def _sampled(attempt: Attempt, transfer: OutgoingTransfer) -> NewTokens:
-    """The token that ends the prefill. Raises why its KV cannot be handed over, once that is known."""
+    """The token that ends the prefill; or, raised at once, why its KV cannot be handed over."""
     while not (await asyncio.wait({attempt.sampled}, timeout=LOOK_S))[0]:
         transfer.look()
         if transfer.failure is not None:
