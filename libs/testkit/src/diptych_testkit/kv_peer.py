@@ -233,7 +233,6 @@ class WriterEnd:
 
     async def do_gone(self, transfer: str, within_s: float) -> bool:
         """Wait until the link knows that its reader is gone, as a hand-over without answer does."""
-        give_up_s = time.monotonic() + within_s
         told = self._open[transfer]
         for _ in range(int(within_s / LOOK_S)):
             if told.reader_is_gone():
