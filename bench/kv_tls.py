@@ -12,19 +12,18 @@ same bytes. Not in it: checksums, and the engine's export and import, which ever
 """
 
 import argparse
+import json
 import os
-import platform
-import resource
 import socket
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from linking.child import Child, child
+from linking.figures import hardware, own_cpu_s, spread
 
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
@@ -63,7 +62,7 @@ def main() -> None:
     options.add_argument("--reader", help=argparse.SUPPRESS)
     chosen = options.parse_args()
     if chosen.reader is not None:
-        read(chosen.reader)
+        read(json.loads(chosen.reader))
         return
     columns = {way: Column() for way in ("bare socket", "tcp plain", "tcp TLS")}
     for _ in range(chosen.runs):
@@ -77,8 +76,10 @@ def main() -> None:
 
 def measure(way: str, column: Column, batches: int) -> None:
     identity = LinkIdentity()
-    with reading(way, identity) as reader:
-        send, confirm, connect = wired(way, reader, identity)
+    closing: list[Callable[[], None]] = []
+    asked = {"way": way, "certificate": identity.certificate.hex()}
+    with child(__file__, asked) as reader:
+        send, confirm, connect = wired(way, reader, identity, closing)
         began_s = time.perf_counter()
         connect()
         column.connected_ms.append((time.perf_counter() - began_s) * 1000)
@@ -86,15 +87,17 @@ def measure(way: str, column: Column, batches: int) -> None:
         for _ in range(3):
             send(blocks)
             confirm()
-        cpu_s, began_s = reader.cpu_s() + own_cpu_s(), time.perf_counter()
+        cpu_s, began_s = reader.ask("cpu") + own_cpu_s(), time.perf_counter()
         for _ in range(batches):
             send(blocks)
             confirm()
         took_s = time.perf_counter() - began_s
         gigabytes = batches * SHAPE.slots * SHAPE.slot_bytes / 1e9
         column.moved_gb_per_s.append(gigabytes / took_s)
-        column.cpu_s_per_gb.append((reader.cpu_s() + own_cpu_s() - cpu_s) / gigabytes)
+        column.cpu_s_per_gb.append((reader.ask("cpu") + own_cpu_s() - cpu_s) / gigabytes)
         column.small_us.append(statistics.median(small(send, confirm) for _ in range(200)))
+        for close in closing:
+            close()
 
 
 def small(send, confirm) -> float:
@@ -104,11 +107,11 @@ def small(send, confirm) -> float:
     return (time.perf_counter() - began_s) * 1e6
 
 
-def wired(way: str, reader: "Reader", identity: LinkIdentity):
+def wired(way: str, reader: Child, identity: LinkIdentity, closing: list[Callable[[], None]]):
     """How blocks are sent, confirmed, and the connection made."""
     if way == "bare socket":
         sock = socket.socket()
-        reader.closing.append(sock.close)
+        closing.append(sock.close)
 
         def send_bare(blocks: list[bytes]) -> None:
             sock.sendall(sum(map(len, blocks)).to_bytes(8, "little"))
@@ -116,13 +119,13 @@ def wired(way: str, reader: "Reader", identity: LinkIdentity):
                 sock.sendall(block)
 
         def connect_bare() -> None:
-            sock.connect(("127.0.0.1", int(reader.line)))
+            sock.connect(("127.0.0.1", int(reader.told[0])))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
         return send_bare, lambda: sock.recv(1), connect_bare
-    endpoint, seal = (bytes.fromhex(part) for part in reader.line.split())
+    endpoint, seal = (bytes.fromhex(part) for part in reader.told)
     link = TcpWriter(decode(endpoint, LinkEndpoint), WRITER, stall_s=STALL_S, identity=identity)
-    reader.closing.append(link.close)
+    closing.append(link.close)
 
     def send(blocks: list[bytes]) -> None:
         refs = (SlotRef(slot=slot, generation=1) for slot in range(len(blocks)))
@@ -131,42 +134,12 @@ def wired(way: str, reader: "Reader", identity: LinkIdentity):
     return send, link.confirm, link.connect
 
 
-class Reader:
-    """The other process."""
-
-    def __init__(self, child: subprocess.Popen) -> None:
-        self._child = child
-        self.line = child.stdout.readline()
-        self.closing: list = []
-
-    def cpu_s(self) -> float:
-        """What it has taken so far."""
-        self._child.stdin.write("\n")
-        self._child.stdin.flush()
-        return float(self._child.stdout.readline())
-
-
-@contextmanager
-def reading(way: str, identity: LinkIdentity) -> Iterator[Reader]:
-    command = [sys.executable, __file__, "--reader", f"{way}/{identity.certificate.hex()}"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as child:
-        reader = Reader(child)
-        try:
-            yield reader
-        finally:
-            for close in reader.closing:
-                close()
-            child.stdin.close()
-
-
-def read(asked: str) -> None:
+def read(asked: dict[str, str]) -> None:
     """As the reader, until the writer's pipe ends; tells its CPU seconds for every line."""
-    way, _, certificate = asked.partition("/")
-    if way == "bare socket":
+    if asked["way"] == "bare socket":
         read_bare()
     else:
-        read_link(way == "tcp TLS", bytes.fromhex(certificate))
+        read_link(asked["way"] == "tcp TLS", bytes.fromhex(asked["certificate"]))
     for _ in sys.stdin:
         print(own_cpu_s(), flush=True)
     os._exit(0)
@@ -174,7 +147,7 @@ def read(asked: str) -> None:
 
 def read_bare() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    print(listener.getsockname()[1], flush=True)
+    print(json.dumps([listener.getsockname()[1]]), flush=True)
 
     def serve() -> None:
         sock, room = listener.accept()[0], memoryview(bytearray(SHAPE.slots * SHAPE.slot_bytes))
@@ -202,12 +175,7 @@ def read_link(tls: bool, certificate: bytes) -> None:
     for slot in range(SHAPE.slots):
         target.admit(slot, 1, WRITER, f"{generation.request_id}.{generation.attempt}")
     seal = guard.office.seal(generation, WRITER, slots=b"", deadline_s=end_s)
-    print(encode(target.endpoint).hex(), encode(seal).hex(), flush=True)
-
-
-def own_cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    print(json.dumps([encode(target.endpoint).hex(), encode(seal).hex()]), flush=True)
 
 
 def table(columns: dict[str, Column]) -> Iterator[str]:
@@ -221,19 +189,6 @@ def table(columns: dict[str, Column]) -> Iterator[str]:
             spread(column.connected_ms, 1),
         )
         yield f"{way:12}" + "".join(f"{cell:>24}" for cell in cells)
-
-
-def spread(values: list[float], digits: int) -> str:
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-def hardware() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(": ", 1)[1] for line in lines if line.startswith("model name")]
-    cpu = names[0] if names else platform.processor() or platform.machine()
-    return f"{cpu}, {os.cpu_count()} cores, {platform.system()}; load {os.getloadavg()[0]:.1f}"
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from pathlib import Path
 
 CONSTRAINTS = Path("constraints.txt")
 HASHES = Path("infra/supply/hashes.txt")
+PATIENT = ("--retries", "10", "--timeout", "60")
+"""An index that does not answer for a moment costs no run (pip gives up after 5 and 15 s)."""
 _ITSELF = re.compile(r"diptych\[([^]]+)\]")
 
 
@@ -164,7 +166,7 @@ def build(requires: Sequence[str], hashes: dict[str, str], into: str, *, editabl
 def pip(into: str, command: str, *arguments: str, environment: dict | None = None) -> None:
     """Run pip's `command` for the environment of the Python `into`."""
     run = [sys.executable, "-m", "pip", "--python", into, "--disable-pip-version-check", "-qq"]
-    checked = ["--only-binary", ":all:"] if "--no-index" not in arguments else []
+    checked = ["--only-binary", ":all:", *PATIENT] if "--no-index" not in arguments else []
     subprocess.run([*run, command, *checked, *arguments], check=True, env=environment)
 
 

@@ -3,11 +3,11 @@
 import json
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -39,6 +39,18 @@ def asked(seen: pytest.ExceptionInfo[openai.APIStatusError]) -> tuple[int, str |
     assert error.type
     assert error.request_id
     return error.status_code, error.code, error.param
+
+
+def hearing(status: int, act: Callable[[], object]) -> httpx.Client:
+    """What a client sends with that does `act` at the first answer of that status."""
+    heard: list[int] = []
+
+    def told(response: httpx.Response) -> None:
+        if response.status_code == status and not heard:
+            heard.append(status)
+            act()
+
+    return httpx.Client(event_hooks={"response": [told]}, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -133,11 +145,9 @@ def test_409_a_turn_on_a_response_that_still_runs(once: openai.OpenAI) -> None:
     with pytest.raises(openai.ConflictError) as seen:
         once.responses.create(**turn)
     assert asked(seen) == (409, "previous_response_in_progress", "previous_response_id")
-    ending = threading.Timer(0.3, once.responses.cancel, [running.id])
-    ending.start()
-    patient = once.with_options(max_retries=6).responses
-    raw = patient.with_raw_response.create(**turn)
-    ending.join()
+    http = hearing(409, lambda: once.responses.cancel(running.id))
+    with once.with_options(max_retries=6, http_client=http) as patient:
+        raw = patient.responses.with_raw_response.create(**turn)
     assert raw.retries_taken >= 1
     assert raw.parse().previous_response_id == running.id
 
@@ -153,7 +163,8 @@ def test_413_a_body_that_is_too_large(once: openai.OpenAI) -> None:
 def test_429_and_its_retry_after_is_obeyed(one_more_gateway: Callable[..., Any]) -> None:
     """A gateway with one place, which is taken: the library waits as long as it is told."""
     gateway = one_more_gateway(MAX_IN_FLIGHT="1")
-    with gateway.client() as once, gateway.client(max_retries=8) as patient:
+    http = hearing(429, lambda: holder.close())
+    with gateway.client() as once, gateway.client(max_retries=8, http_client=http) as patient:
         holder = once.chat.completions.create(**LONG)
         next(iter(holder))
         with pytest.raises(openai.RateLimitError) as seen:
@@ -161,11 +172,8 @@ def test_429_and_its_retry_after_is_obeyed(one_more_gateway: Callable[..., Any])
         assert asked(seen) == (429, "rate_limit_exceeded", None)
         wait_s = int(seen.value.response.headers["retry-after"])
         assert 1 <= wait_s <= 120
-        leaving = threading.Timer(0.2, holder.close)
-        leaving.start()
         began_s = time.monotonic()
         raw = patient.chat.completions.with_raw_response.create(**ONE)
-        leaving.join()
         assert raw.retries_taken >= 1
         assert time.monotonic() - began_s >= wait_s, "not sooner"
         assert raw.parse().choices[0].finish_reason == "length"

@@ -15,7 +15,7 @@ from diptych_testkit.live_stack import LiveStack
 
 pytestmark = pytest.mark.clients
 
-KNOWN_WITHIN_S = 10.0
+KNOWN_WITHIN_S = 60.0
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 

@@ -82,7 +82,8 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 def transferred(spans: InMemorySpanExporter, name: str) -> list[Any]:
-    found = [s.attributes or {} for s in spans.get_finished_spans()]
+    wanted = names.KV_TRANSFER
+    found = [s.attributes or {} for s in spans.get_finished_spans() if s.name == wanted]
     return [seen[name] for seen in found if name in seen]
 
 

@@ -5,6 +5,7 @@ line ran twice.
 """
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -14,7 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from diptych_bus.port import Bucket
 from diptych_contracts.batches import BatchRecord, BatchState, LineResult, StoredFile
+from diptych_contracts.errors import Conflict
 from diptych_contracts.fleet import Role
 from diptych_contracts.idempotency import Claim, ClaimState
 from diptych_contracts.requests import Request, RequestRecord
@@ -171,6 +174,18 @@ async def test_a_batch_outlives_its_gateway(place: str, after: bool) -> None:
             await case.fleet.settled()
 
 
+async def stolen(records: Bucket[BatchRecord], batch_id: str, owner: SmallGateway) -> None:
+    """Have nobody own it, though its owner renews it at any moment."""
+    while True:
+        kept = await records.get(batch_id)
+        assert kept is not None
+        assert kept.value.owner == owner.incarnation
+        free = msgspec.structs.replace(kept.value, owner=None, owned_until_unix_ms=0)
+        with contextlib.suppress(Conflict):
+            await records.update(batch_id, free, kept.revision)
+            return
+
+
 async def test_two_gateways_that_both_run_a_batch_run_no_line_twice() -> None:
     """As when one of them was frozen, and does not know yet that it lost its lease."""
     async with served() as (case, g1, g2):
@@ -181,11 +196,7 @@ async def test_two_gateways_that_both_run_a_batch_run_no_line_twice() -> None:
             while await ran(case) < before + 2:
                 await asyncio.sleep(0.01)
         records = case.fleet.bus.bucket(BATCHES, BatchRecord)
-        kept = await records.get(batch_id)
-        assert kept is not None
-        assert kept.value.owner == g1.incarnation
-        stolen = msgspec.structs.replace(kept.value, owner=None, owned_until_unix_ms=0)
-        await records.update(batch_id, stolen, kept.revision)
+        await stolen(records, batch_id, g1)
         async with small_gateway(case.fleet, "g3", batch_in_flight=2) as g3:
             assert await results(g3, batch_id) == expected
         assert await ran(case) == before + LINES

@@ -47,7 +47,7 @@ class Gated(SimEmbedder):
 
     def feed(self, token_ids: Any) -> None:
         self.began.set()
-        assert self.go.wait(20)
+        assert self.go.wait(200)
         super().feed(token_ids)
 
 
@@ -68,10 +68,10 @@ async def serving(
             fleet.worker(name, role, engine=engine(gate=gate))
         await fleet.ready()
         async with small_gateway(fleet, "g1", **settings) as gateway:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await gateway.client.get("/v1/models")).json()["data"] == []:
                     await asyncio.sleep(0.02)
-            await asyncio.sleep(0.2)  # loads are heard
+            await fleet.until_load(lambda: True)  # loads are heard
             yield fleet, gateway
 
 
@@ -170,7 +170,7 @@ async def test_a_dead_workers_texts_are_computed_by_another(other: Role) -> None
     gate = Gated()
     async with serving(("p1", Role.PREFILL, gate)) as (fleet, gateway):
         asking = asyncio.create_task(embed(gateway, TEXTS))
-        assert await asyncio.to_thread(gate.began.wait, 10)
+        assert await asyncio.to_thread(gate.began.wait, 60)
         fleet.worker("w2", other, engine=engine())
         await fleet.ready("w2")
         gate.go.set()
@@ -189,9 +189,9 @@ async def test_a_client_that_leaves_is_worked_for_no_longer() -> None:
             lambda delivery: heard.append(delivery.decode(EmbedCancel)),
         )
         asking = asyncio.create_task(embed(gateway, TEXTS))
-        assert await asyncio.to_thread(gate.began.wait, 10)
+        assert await asyncio.to_thread(gate.began.wait, 60)
         asking.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not heard:
                 await asyncio.sleep(0.02)
         gate.go.set()
@@ -204,7 +204,7 @@ async def test_a_flood_is_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch
     gate = Gated()
     async with serving(("p1", Role.PREFILL, gate)) as (_, gateway):
         asking = [asyncio.create_task(embed(gateway, TEXTS)) for _ in range(12)]
-        done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED, timeout=10)
+        done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         while len(done) < 10:
             done, _ = await asyncio.wait(asking, timeout=0.1)
         for one in done:
@@ -220,7 +220,7 @@ async def test_a_draining_worker_finishes_and_takes_nothing_more() -> None:
     gate = Gated()
     async with serving(("p1", Role.PREFILL, gate), ("d1", Role.DECODE, None)) as (fleet, gateway):
         asking = asyncio.create_task(embed(gateway, TEXTS))
-        assert await asyncio.to_thread(gate.began.wait, 10)
+        assert await asyncio.to_thread(gate.began.wait, 60)
         leaving = fleet.lives.pop("p1")
         leaving.member.stopping.set()
         job = EmbedJob(
@@ -231,13 +231,13 @@ async def test_a_draining_worker_finishes_and_takes_nothing_more() -> None:
             texts=((1,),),
             budget_ms=1000,
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 answer = await fleet.bus.request(
                     subjects.embed(fleet.incarnation("p1"), "job"),
                     job,
                     EmbedAnswer,
-                    timeout_s=5.0,
+                    timeout_s=60.0,
                 )
                 if isinstance(answer, EmbedRefused) and answer.reason is EmbedRefusal.DRAINING:
                     break
@@ -282,7 +282,7 @@ async def test_a_batch_of_embeddings() -> None:
             "completion_window": "24h",
         }
         batch = (await gateway.post("/v1/batches", asked)).json()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while batch["status"] != "completed":
                 await asyncio.sleep(0.05)
                 batch = (await gateway.client.get(f"/v1/batches/{batch['id']}")).json()
@@ -296,12 +296,13 @@ async def test_a_keys_tokens_per_minute_hold() -> None:
     async with serving(("p1", Role.PREFILL, None)) as (fleet, gateway):
         limits = RateLimits(tokens_per_minute=100)
         key = bearer(await put_key(fleet.bus, "k1", tenant="acme", limits=limits))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await gateway.client.get("/v1/models", headers=key)).status_code != 200:
                 await asyncio.sleep(0.02)
         body = {"model": MODEL, "input": [[1] * 30, [2] * 30]}
         first = await gateway.post("/v1/embeddings", body, **key)
         assert first.status_code == 200, first.text
-        assert 39 <= int(first.headers["x-ratelimit-remaining-tokens"]) <= 41
+        # it fills up again meanwhile, by 1.7 a second
+        assert 39 <= int(first.headers["x-ratelimit-remaining-tokens"]) < 60
         assert (await gateway.post("/v1/embeddings", body, **key)).status_code == 429
         assert (await gateway.post("/v1/embeddings", body)).status_code == 401

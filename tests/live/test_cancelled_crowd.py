@@ -28,7 +28,8 @@ REQUESTS_IN_ALL = 1000
 AT_ONCE = 48
 LEAVING_FRAC = 0.3
 TOKENS = 48
-SETTLED_S = 5.0
+OWNED = ("diptych_scheduler_owned_requests", "diptych_scheduler_queued_requests")
+SETTLED_S = 60.0
 """After the last request nothing may be held without an owner."""
 
 
@@ -120,9 +121,9 @@ async def test_nothing_is_left_of_a_thousand_requests(stack: LiveStack) -> None:
     finally:
         await bus.close()
     for scheduler in (p for p in stack.processes if p.service == "scheduler"):
-        metrics = await metrics_of(scheduler)
-        assert metrics.get("diptych_scheduler_owned_requests", 0) == 0
-        assert metrics.get("diptych_scheduler_queued_requests", 0) == 0
+        async with asyncio.timeout(SETTLED_S):
+            while sum([(await metrics_of(scheduler)).get(name, 0) for name in OWNED]):
+                await asyncio.sleep(0.05)
 
 
 async def until_settled(bus: JetStreamBus) -> None:
@@ -163,7 +164,7 @@ async def holds_nothing(bus: JetStreamBus, workers: list[str]) -> None:
             subjects.control(worker),
             KvAsk(),
             KvSnapshot,
-            timeout_s=2.0,  # type: ignore[arg-type]
+            timeout_s=60.0,  # type: ignore[arg-type]
         )
         assert (kv.slots_used, kv.transfers) == (0, ())
 
@@ -188,7 +189,7 @@ async def keeps_no_open_record(bus: JetStreamBus) -> None:
     for record in Random(0).sample(records, 20):
         body = {"last_by_subj": f"$KV.{REQUEST_RECORDS.name}.{record.request_id}"}
         found = await api(
-            bus._connection, f"STREAM.MSG.GET.KV_{REQUEST_RECORDS.name}", body, timeout_s=2.0
+            bus._connection, f"STREAM.MSG.GET.KV_{REQUEST_RECORDS.name}", body, timeout_s=60.0
         )
         headers = base64.b64decode(found["message"]["hdrs"]).decode()
         ttl = re.search(r"Nats-TTL: ?(\d+)", headers)
@@ -198,12 +199,12 @@ async def keeps_no_open_record(bus: JetStreamBus) -> None:
 
 async def bus_messages(bus: JetStreamBus, stream: str) -> int:
     """How many messages a stream holds."""
-    info = await api(bus._connection, f"STREAM.INFO.{stream}", {}, timeout_s=2.0)
+    info = await api(bus._connection, f"STREAM.INFO.{stream}", {}, timeout_s=60.0)
     return int(info["state"]["messages"])
 
 
 async def metrics_of(process: Process) -> dict[str, float]:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.get(f"http://127.0.0.1:{process.health_port}/metrics")
     plain = (line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in plain}

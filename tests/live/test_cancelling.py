@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
 LOAD_S = 0.1
 """How often workers say what they hold."""
-CHUNK_S = 2.0
-"""A prefill chunk of 256 tokens on a machine that others use too; about 0.2 s on a quiet one."""
+CHUNK_S = 20.0
+"""A prefill chunk of 256 tokens on a machine that is very busy; about 0.2 s on a quiet one."""
 
 
 class Loads:
@@ -42,7 +42,7 @@ class Loads:
     def of(self, role: str) -> WorkerLoad:
         return next(load for worker, load in self.newest.items() if worker.startswith(role))
 
-    async def until(self, holds: Any, timeout_s: float = 20.0) -> None:
+    async def until(self, holds: Any, timeout_s: float = 60.0) -> None:
         async with asyncio.timeout(timeout_s):
             while len(self.newest) < 2 or not holds(self):
                 await asyncio.sleep(0.005)

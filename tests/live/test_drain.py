@@ -162,4 +162,4 @@ async def test_a_stream_in_flight_at_sigterm_is_finished(own_stack: LiveStack) -
                 gateway.signal(signal.SIGTERM)
             finish = chunk.choices[0].finish_reason
     assert finish == "length"
-    assert await asyncio.to_thread(gateway.popen.wait, 15) == 0
+    assert await asyncio.to_thread(gateway.popen.wait, 60) == 0

@@ -75,7 +75,7 @@ def counted(process: Process, name: str) -> float:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.1)
 
@@ -91,7 +91,7 @@ async def test_it_cannot_speak_for_a_request_it_does_not_hold(
         nonlocal said
         for index in range(8):
             for entry in framed(forgeries(request_id, 1, b"\0" * 16 * (index % 2), index=index)):
-                await thief.record(gateway, entry, timeout_s=5)
+                await thief.record(gateway, entry, timeout_s=60)
                 said += 1
 
     assert await story(stack, forge) == undisturbed
@@ -117,7 +117,7 @@ async def test_it_gives_no_orders_and_a_recorded_one_is_worth_nothing(stack: Liv
 
     anybody = await stack.join()
     listening = await anybody.subscribe(subject, note)
-    recorded = await asyncio.wait_for(heard.get(), 30)
+    recorded = await asyncio.wait_for(heard.get(), 60)
     await listening.close()
     access = stack.guarded.access(Role.DECODE_WORKER, f"{THIEF}-2")
     orders = Orders(

@@ -147,13 +147,13 @@ def said(stack: LiveStack) -> Said:
 
 
 async def metric(process: Process, name: str) -> float:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         page = await http.get(f"http://127.0.0.1:{process.health_port}/metrics")
     lines = [line for line in page.text.splitlines() if line.startswith(name)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-async def nothing_is_held(stack: LiveStack, within_s: float = 5.0) -> None:
+async def nothing_is_held(stack: LiveStack, within_s: float = 60.0) -> None:
     """No worker has a sequence or a promised KV cell, and no scheduler owns a request."""
 
     async def held() -> float:
@@ -180,7 +180,7 @@ async def frozen(process: Process) -> AsyncIterator[None]:
         process.signal(signal.SIGCONT)
 
 
-async def eventually(holds: Callable[[], bool], within_s: float = 10.0) -> None:
+async def eventually(holds: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not holds():
             await asyncio.sleep(0.05)
@@ -243,7 +243,7 @@ async def test_a_scheduler_frozen_for_ten_seconds_does_no_harm(
     adopted = Counter(line["request_id"] for line in said.of("request_adopted"))
     assert set(adopted.values()) <= {1}
     assert texts(await Load(client).answers()) == expected
-    assert victim.readiness["status"] == 200
+    await asyncio.to_thread(victim.wait_ready)
     await nothing_is_held(stack)
 
 
@@ -257,7 +257,7 @@ async def test_a_frozen_scheduler_does_not_hoard_requests(tmp_path: Path) -> Non
         async with clients(stack) as client, frozen(second):
             await asyncio.sleep(1.5)
             for number in range(12):
-                async with asyncio.timeout(1.5):
+                async with asyncio.timeout(5):
                     await stream(client, f"Question {number}", asyncio.Event())
     finally:
         await asyncio.to_thread(stack.close)

@@ -19,6 +19,8 @@ from diptych_testkit.live_stack import MODEL, LiveStack, Process
 pytestmark = pytest.mark.live
 
 LONG = "Once upon a time there was a lighthouse keeper who counted every ship. " * 60
+LATER = 8
+"""Two chunks of 256 tokens, of the four that the prompt takes."""
 _SHAPE = struct.Struct("<8sQQ")
 
 
@@ -36,22 +38,33 @@ class Pool:
         self._shape = PoolShape(slots, slot_bytes)
 
     def flip_a_written_byte(self) -> int:
-        """Wait for a slot that holds something, and alter it once it is complete."""
-        give_up_s = time.monotonic() + 30
+        """Alter a slot that is complete, while the prompt is still computed.
+
+        The first one that was written has its checksum by the time that `LATER` more are.
+        """
+        give_up_s = time.monotonic() + 60
+        first: int | None = None
         while time.monotonic() < give_up_s:
-            for slot in range(self._shape.slots):
-                at = self._shape.slots_at + slot * self._shape.stride_bytes
-                if any(self._map[at + 4096 : at + 4160]):
-                    time.sleep(0.15)  # it has its checksum by then; the prompt is still computed
-                    self._map[at + 5000] ^= 1
-                    return slot
-            time.sleep(0.005)
+            written = [slot for slot in range(self._shape.slots) if self._holds(slot)]
+            if written and first is None:
+                first = written[0]
+            if first is not None and len(written) > LATER:
+                self._map[self._at(first) + 5000] ^= 1
+                return first
+            time.sleep(0.002)
         raise AssertionError("no block was written")
+
+    def _at(self, slot: int) -> int:
+        return self._shape.slots_at + slot * self._shape.stride_bytes
+
+    def _holds(self, slot: int) -> bool:
+        at = self._at(slot)
+        return any(self._map[at + 4096 : at + 4160])
 
     def wipe(self) -> None:
         """Forget what earlier requests left."""
         for slot in range(self._shape.slots):
-            at = self._shape.slots_at + slot * self._shape.stride_bytes
+            at = self._at(slot)
             self._map[at + 4096 : at + 4160] = bytes(64)
 
     def close(self) -> None:
@@ -61,7 +74,7 @@ class Pool:
 def refused(worker: Process, reason: str) -> float:
     """How often the worker has refused KV for `reason`."""
     url = f"http://127.0.0.1:{worker.health_port}/metrics"
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     name = f'diptych_kv_refused_total{{reason="{reason}"}} '
     return float(next(line for line in lines if line.startswith(name)).rsplit(" ", 1)[1])

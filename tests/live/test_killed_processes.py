@@ -106,7 +106,7 @@ async def is_decoding(worker: Process) -> bool:
     """Whether the worker's own metrics show a running sequence."""
     import httpx
 
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=60) as http:
         answer = await http.get(f"http://127.0.0.1:{worker.health_port}/metrics")
     line = next(li for li in answer.text.splitlines() if li.startswith("vllm:num_requests_running"))
     return float(line.rsplit(" ", 1)[1]) > 0

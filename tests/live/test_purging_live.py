@@ -81,7 +81,7 @@ async def places(live: LiveStack, mark: str) -> set[str]:
     client = await live.client()
     found: set[str] = set()
     try:
-        stream = client.jetstream()
+        stream = client.jetstream(timeout=60)
         for info in await stream.streams_info():
             name, state = str(info.config.name), info.state
             for seq in range(max(1, state.first_seq), state.last_seq + 1):

@@ -3,8 +3,10 @@
 import asyncio
 import json
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,24 +129,42 @@ class Load:
         return answers
 
 
+@contextmanager
+def tapped(up: Up) -> Iterator[list[str]]:
+    """The lines of a tap on all requests, as they come."""
+    lines: list[str] = []
+    with up.start("tap", "request.>", "--port", str(up.port)) as tap:
+        assert tap.stdout is not None
+        reading = threading.Thread(target=lines.extend, args=(tap.stdout,))
+        reading.start()
+        try:
+            yield lines
+        finally:
+            tap.kill()
+            reading.join()
+
+
+def sent(lines: list[str], *, max_tokens: int) -> list[dict[str, Any]]:
+    requests = [json.loads(line) for line in lines]
+    return [r for r in requests if r["message"]["stopping"]["max_tokens"] == max_tokens]
+
+
 async def test_many_streams_spread_over_workers_and_gateways(
     up: Up, undisturbed: dict[str, str]
 ) -> None:
-    tap = up.start("tap", "request.>", "--count", "32", "--port", str(up.port))
-    with tap:
-        try:
-            await asyncio.sleep(1.0)
-            load = Load(up, undisturbed, 8)
-            load.add(32)
-            answers = await load.whole()
-            seen, _ = await asyncio.to_thread(tap.communicate, timeout=20)
-        finally:
-            tap.kill()
+    with tapped(up) as seen:
+        while not seen:  # until it listens
+            await stream(up, QUESTIONS[0], 1)
+        load = Load(up, undisturbed, 8)
+        load.add(32)
+        answers = await load.whole()
+        async with asyncio.timeout(60):
+            while len(requests := sent(seen, max_tokens=8)) < 32:
+                await asyncio.sleep(0.05)
     for role, count in (("prefill_worker", 2), ("decode_worker", 3)):
         carried = Counter(answer.path[role] for answer in answers)
         assert len(carried) == count
         assert max(carried.values()) <= 2 * min(carried.values()), carried
-    requests = [json.loads(line) for line in seen.splitlines()]
     assert len(requests) == 32
     assert len({request["message"]["gateway"] for request in requests}) == 2
     assert {request["type"] for request in requests} == {"request.1"}

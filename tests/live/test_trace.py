@@ -97,6 +97,16 @@ async def test_one_request_is_one_trace(collector: Collector, tmp_path: Path) ->
     transfer = next(a for _, _, name, a in collector.spans if name == "kv.transfer")
     assert transfer["diptych.kv.link"] == "shm"
     assert int(str(transfer["diptych.kv.transfer_bytes"])) > 100_000
+    assert transfer["diptych.kv.codec"] == "raw"
+    assert float(str(transfer["diptych.kv.gb_per_s"])) > 0
+    assert 0 <= float(str(transfer["diptych.kv.overlap_frac"])) <= 1
+    remainder_ms = float(str(transfer["diptych.kv.remainder_ms"]))
+    decode = next(a for _, _, name, a in collector.spans if name == "decode.run")
+    assert remainder_ms > 0
+    assert float(str(decode["diptych.kv.remainder_ms"])) > 0
+    names = {"kv.reserve", "kv.transfer", "kv.verify"}
+    told = {a["diptych.kv.transfer_id"] for _, _, name, a in collector.spans if name in names}
+    assert len(told) == 1
     assert secret not in repr(collector.spans)
     assert all(pages)
     assert not [page for page in pages if secret.encode() in page]

@@ -43,7 +43,7 @@ def ask(up: Up, question: str) -> dict[str, Any]:
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=60)
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -94,7 +94,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedNats]:
 async def wipe(url: str, access: Access | None = None) -> None:
     client = IdentifiedClient(access)
     await client.connect_as(url)
-    js = client.jetstream()
+    js = client.jetstream(timeout=60)
     for info in await js.streams_info():
         await js.delete_stream(str(info.config.name))
     await client.close()
@@ -359,7 +359,7 @@ async def test_trace_context_travels_with_messages_but_not_with_frames(connect: 
         await there.publish("beat.a", beat())
         done = await there.store("request.batch.m", beat(), msg_id="1", timeout_s=60)
         there.append(GATEWAY, fence(1))
-        assert await there.flush(2.0)
+        assert await there.flush(60.0)
 
     await eventually(lambda: len(heard) == 2 and len(pulled) == 1)
     contexts = {d.subject.split(".")[0]: d.context for d in heard}
@@ -448,7 +448,7 @@ async def test_a_stream_is_read_from_its_start(connect: Connect) -> None:
 async def test_a_stream_longer_than_a_batch_is_read_whole(connect: Connect) -> None:
     bus = await connect()
     await asyncio.gather(
-        *(bus.store(f"event.{n % 3}", beat(n), msg_id=f"{n}", timeout_s=5.0) for n in range(1200))
+        *(bus.store(f"event.{n % 3}", beat(n), msg_id=f"{n}", timeout_s=60.0) for n in range(1200))
     )
 
     seqs = [item.seq async for item in bus.all_stored("EVENTS", subject="event.>")]
@@ -596,15 +596,16 @@ async def test_what_a_leaver_held_goes_to_another(connect: Connect) -> None:
     one, two = await connect("one"), await connect("two")
     first: list[Pulled] = []
     second: list[Pulled] = []
-    leaving = await one.pull(CONSUMER, first.append, paused=lambda: False)
+    spec = dataclasses.replace(CONSUMER, max_deliver=20)  # a slow leaver may be given it again
+    leaving = await one.pull(spec, first.append, paused=lambda: False)
     await store_requests(one, 1)
-    await eventually(lambda: len(first) == 1)
+    await eventually(lambda: len(first) >= 1)
 
     await leaving.close()
-    await two.pull(CONSUMER, second.append, paused=lambda: False)
+    await two.pull(spec, second.append, paused=lambda: False)
 
-    await eventually(lambda: len(second) == 1)
-    assert second[0].num_delivered == 2
+    await eventually(lambda: len(second) >= 1)
+    assert second[0].num_delivered > first[0].num_delivered == 1
     await second[0].ack()
 
 
@@ -622,7 +623,7 @@ async def test_followers_and_readers_see_one_order(connect: Connect) -> None:
             worker.append(OTHER, frame(f"w{n}", index))
         if index % 10 == 0:
             await asyncio.sleep(0)
-    assert all([await worker.flush(5.0) for worker in workers])
+    assert all([await worker.flush(60.0) for worker in workers])
 
     await eventually(lambda: len(followed) == 300)
     read = [item async for item in gateway.read(GATEWAY, after_seq=0)]
@@ -643,7 +644,7 @@ async def test_append_is_not_sent_before_it_returns_and_flush_waits(connect: Con
     bus.append(GATEWAY, fence(1))
 
     assert not bus.ring_full
-    assert await bus.flush(2.0)
+    assert await bus.flush(60.0)
     assert await bus.flush(0.0)
     assert await bus.last_seq(GATEWAY) == 1
 
@@ -664,7 +665,7 @@ async def test_read_between_two_sequences(connect: Connect) -> None:
     bus = await connect()
     for attempt in range(1, 11):
         bus.append(GATEWAY, fence(attempt))
-    assert await bus.flush(2.0)
+    assert await bus.flush(60.0)
 
     some = [item.seq async for item in bus.read(GATEWAY, after_seq=3, until_seq=6)]
     rest = [item.seq async for item in bus.read(GATEWAY, after_seq=8)]
@@ -694,7 +695,7 @@ async def test_read_longer_than_a_batch(connect: Connect) -> None:
     for attempt in range(1, 1301):
         bus.append(GATEWAY, fence(attempt))
         bus.append(OTHER, fence(attempt))
-    assert await bus.flush(10.0)
+    assert await bus.flush(60.0)
 
     seqs = [item.seq async for item in bus.read(GATEWAY, after_seq=0)]
 
@@ -882,7 +883,7 @@ async def test_watch_of_an_empty_bucket_returns(connect: Connect) -> None:
 async def test_watch_reports_expired_keys(connect: Connect) -> None:
     here, there = await connect(), await connect()
     written = there.bucket(LEASES, Beat)
-    await written.put("listed", lease(1), ttl_s=1.0)
+    await written.put("listed", lease(1), ttl_s=4.0)
     await written.put("kept", lease(1), ttl_s=60.0)
     gone: list[str] = []
     await here.bucket(LEASES, Beat).watch(
@@ -890,7 +891,7 @@ async def test_watch_reports_expired_keys(connect: Connect) -> None:
     )
     await written.put("changed", lease(1), ttl_s=1.0)
 
-    await eventually(lambda: len(gone) == 2, timeout_s=6.0)
+    await eventually(lambda: len(gone) == 2, timeout_s=60.0)
 
     assert sorted(gone) == ["changed", "listed"]
     assert await written.get("changed") is None
@@ -899,8 +900,8 @@ async def test_watch_reports_expired_keys(connect: Connect) -> None:
 async def test_watch_forgets_what_is_final(connect: Connect) -> None:
     here, there = await connect(), await connect()
     written = there.bucket(LEASES, Beat)
-    await written.put("over", lease(9), ttl_s=1.0)
-    await written.put("live", lease(1), ttl_s=1.0)
+    await written.put("over", lease(9), ttl_s=4.0)
+    await written.put("live", lease(1), ttl_s=4.0)
     seen: list[tuple[str, int | None]] = []
 
     def note(change: Kept[Beat] | Gone) -> None:
@@ -910,7 +911,7 @@ async def test_watch_forgets_what_is_final(connect: Connect) -> None:
     assert sorted(seen) == [("live", 1), ("over", 9)]
     await written.put("ends", lease(1))
     await written.put("ends", lease(9), ttl_s=1.0)
-    await eventually(lambda: ("live", None) in seen, timeout_s=6.0)
+    await eventually(lambda: ("live", None) in seen, timeout_s=60.0)
     await settle()
     assert seen[2:] == [("ends", 1), ("ends", 9), ("live", None)]
     await written.put("ends", lease(1))
@@ -963,7 +964,7 @@ async def test_a_deleted_object_leaves_no_trace(connect: Connect) -> None:
     await here.delete_object(PROMPTS, "second / b")
     assert await here.object_names(PROMPTS) == []
     if isinstance(here, JetStreamBus):
-        info = await api(here._connection, "STREAM.INFO.OBJ_prompts", {}, timeout_s=5.0)
+        info = await api(here._connection, "STREAM.INFO.OBJ_prompts", {}, timeout_s=60.0)
         assert (info["state"]["messages"], info["state"]["bytes"]) == (0, 0)
 
 

@@ -37,7 +37,7 @@ async def reason(bus: JetStreamBus) -> str:
 @pytest.mark.parametrize("stream", [TOKENS.name, f"KV_{LEASES.name}"])
 async def test_a_stream_or_bucket_is_deleted(server: NatsServer, stream: str) -> None:
     bus, operator = await connect(server), await nats.connect(server.url)
-    await operator.jetstream().delete_stream(stream)
+    await operator.jetstream(timeout=60).delete_stream(stream)
     assert stream in await reason(bus)
     await operator.close()
     await bus.close()
@@ -72,11 +72,11 @@ async def test_streams_made_anew_are_not_those_of_before(server: NatsServer) -> 
 async def test_a_restart_with_its_store_and_a_purge_are_no_loss(server: NatsServer) -> None:
     bus, operator = await connect(server), await nats.connect(server.url)
     await bus.record(GATEWAY, _fence(), timeout_s=60)
-    await operator.jetstream().purge_stream(TOKENS.name)
+    await operator.jetstream(timeout=60).purge_stream(TOKENS.name)
     await operator.close()
     await server.kill()
     await server.start()
-    assert await bus.record(GATEWAY, _fence(), timeout_s=5.0) == 2
+    assert await bus.record(GATEWAY, _fence(), timeout_s=60) == 2
     await asyncio.sleep(1.5)  # longer than both looks take
     assert not bus.closed.done()
     await bus.close()

@@ -94,7 +94,7 @@ async def test_the_text_model_gives_the_text_of_the_token_model(server: TritonSe
 @pytest.mark.parametrize("model", ["generation", "text"])
 async def test_an_abort_hears_that_the_engine_has_let_go(server: TritonServer, model: str) -> None:
     engine = await started(server, model)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async with aclosing(engine.generate(work(4000))) as deltas:
             async for _ in deltas:
                 break
@@ -163,7 +163,7 @@ async def test_a_loaded_model_is_unloaded_and_a_hung_server_is_found(
     try:
         server.start([Model(name="generation")])
         await asyncio.to_thread(server.wait_ready)
-        options = {"manage_model": True, "ready_s": 90.0, "call_s": 2.0, "probe_s": 2.0}
+        options = {"manage_model": True, "ready_s": 90.0, "call_s": 10.0, "probe_s": 10.0}
         engine = await started(server, "generation", **options)
         await engine.health()
         server.signal(signal.SIGSTOP)

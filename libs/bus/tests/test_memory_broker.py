@@ -163,6 +163,7 @@ async def heard_with(faults: Faults, count: int = 400) -> list[int]:
     for n in range(count):
         await bus.publish("beat.a", beat(n))
     await asyncio.sleep(0.05)
+    await rounds()  # what was due together with our waking
     await bus.close()
     return counts
 

@@ -37,7 +37,7 @@ async def reflect(thief: IdentifiedClient, to: str) -> None:
 async def planted(nats: GuardedNats) -> IdentifiedClient:
     thief = await nats.client(Role.DECODE_WORKER, THIEF)
     forged = Beat(member=Incarnation("power-governor-1"), service="power-governor", count=1)
-    await thief.request(MINE, encode(forged), timeout=5)
+    await thief.request(MINE, encode(forged), timeout=60)
     return thief
 
 
@@ -52,14 +52,13 @@ async def test_in_a_bucket_it_is_as_if_it_were_not_there(
     await bucket.put("key.good", genuine)
     await reflect(thief, f"$KV.{KEYS.name}.key.evil")
     await bucket.put("key.last", genuine)
-    async with asyncio.timeout(30):
-        while len(told) < 2:
-            await asyncio.sleep(0.01)
+    async with asyncio.timeout(60):
+        while len(told) < 2 or "bus_reflected_message_refused" not in caplog.text:
+            await asyncio.sleep(0.01)  # the server may answer a direct read after what came later
 
     assert [change.key for change in told] == ["key.good", "key.last"]
     assert await bucket.get("key.evil") is None
     assert {kept.key for kept in await bucket.values()} == {"key.good", "key.last"}
-    assert "bus_reflected_message_refused" in caplog.text
     await watch.close()
     await bus.close()
     await thief.close()
@@ -71,7 +70,7 @@ async def test_on_a_subject_nobody_hears_it(nats: GuardedNats) -> None:
     await bus.subscribe("power.*", lambda delivery: heard.append(delivery.subject))
     await reflect(thief, "power.decode-worker-1")
     await bus.publish("power.decode-worker-2", Beat(member=Incarnation("g"), service="g", count=1))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not heard:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)

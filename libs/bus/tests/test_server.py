@@ -28,7 +28,7 @@ async def test_a_server_starts_on_a_free_port_and_keeps_it(tmp_path: Path) -> No
 
 
 async def test_a_frozen_server_can_be_stopped(tmp_path: Path) -> None:
-    server = await NatsServer(tmp_path).start()
+    server = await NatsServer(tmp_path, port=free_port()).start()
     server.freeze()
     while jetstream_answers(server.port, timeout_s=0.1):  # a stop signal takes its moment
         pass
@@ -74,8 +74,7 @@ def test_a_supervisor_can_run_it_itself(tmp_path: Path) -> None:
 
 
 async def test_connecting_to_nobody_is_one_clear_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    port = free_port()
 
     with pytest.raises(BusAway, match=f"expected NATS at nats://127.0.0.1:{port} within 0.3 s"):
         await JetStreamBus.connect(f"nats://127.0.0.1:{port}", name="t", wait_s=0.3)

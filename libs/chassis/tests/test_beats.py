@@ -27,7 +27,8 @@ def bus(tmp_path: Path) -> Iterator[GuardedNats]:
 class Heard:
     """Beats as another process hears them."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: nats.aio.client.Client) -> None:
+        self.client = client
         self.beats: list[Beat] = []
 
     async def hear(self, message: nats.aio.msg.Msg) -> None:
@@ -46,8 +47,8 @@ async def eventually(is_so: Callable[[], bool]) -> None:
 
 @pytest.fixture
 async def heard(bus: GuardedNats) -> AsyncIterator[Heard]:
-    heard = Heard()
     client = await bus.client(reconnect_time_wait=0.05)
+    heard = Heard(client)
     await client.subscribe("beat.*", cb=heard.hear)
     await client.flush()
     yield heard
@@ -104,6 +105,7 @@ async def test_beats_come_back_with_the_server_and_none_are_late(
     try:
         await heard.until(lambda beat: True)
         await bus.server.kill()
+        await eventually(lambda: not heard.client.is_connected)
         await asyncio.sleep(0.3)
         heard.beats.clear()
         back_s = time.monotonic()

@@ -23,6 +23,13 @@ from diptych_chassis.settings import ServiceSettings, read_settings
 from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Beat
 
+async def deaf():
+    for _ in range(3):  # as a library that tries again for ever does
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+
 async def serve(member):
     {body}
 
@@ -85,8 +92,11 @@ def test_a_life_ends_cleanly_when_asked(bus: GuardedNats) -> None:
     service = Service(SERVE, bus)
     port = service.until("service_started")["health_port"]
     assert probe(port, "/health/live")[0] == 200
-    status, body = probe(port, "/health/ready")
-    assert (status, json.loads(body)["incarnation"]) == (200, service.lines[0]["incarnation"])
+    deadline_s = time.monotonic() + 60
+    while (answer := probe(port, "/health/ready"))[0] != 200:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert json.loads(answer[1])["incarnation"] == service.lines[0]["incarnation"]
     assert b"diptych_ready 1.0" in probe(port, "/metrics")[1]
     service.process.send_signal(signal.SIGTERM)
     assert service.ended() == 0
@@ -104,7 +114,7 @@ def test_probes_say_why_it_is_not_ready(bus: GuardedNats) -> None:
 
 
 def test_a_hung_main_loop_is_not_live(bus: GuardedNats) -> None:
-    service = Service("import time; member.ready(True); time.sleep(60)", bus)
+    service = Service("import time; member.ready(True); time.sleep(600)", bus)
     port = service.until("service_started")["health_port"]
     deadline_s = time.monotonic() + 60
     while probe(port, "/health/live")[0] == 200:
@@ -171,22 +181,37 @@ def test_a_handler_with_a_bug_ends_the_process(bus: GuardedNats) -> None:
 
 
 def test_a_process_that_still_waits_for_its_bus_ends_at_once(bus: GuardedNats) -> None:
-    service = Service(SERVE, bus, nats_url="tls://127.0.0.1:9")
+    service = Service(SERVE, bus, nats_url="tls://127.0.0.1:9", bus_wait_s="3600")
     service.until("service_connecting")
-    began_s = time.monotonic()
     service.process.send_signal(signal.SIGTERM)
-    code = service.ended()
-    assert (code, time.monotonic() - began_s < 20) == (0, True)
+    assert service.ended() == 0
 
 
 def test_a_stop_that_takes_too_long_is_cut_off(bus: GuardedNats) -> None:
-    service = Service("member.ready(True); await asyncio.sleep(60)", bus)
+    service = Service("member.ready(True); await asyncio.sleep(600)", bus)
     service.until("service_started")
     service.process.send_signal(signal.SIGTERM)
     service.until("service_stopping")
     service.process.send_signal(signal.SIGTERM)  # asked twice: at once
     assert service.ended() == 1
     assert service.named("stop_cut_off")["level"] == "error"
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_stop_whose_cancellation_is_swallowed_is_insisted_on(
+    bus: GuardedNats, owned: bool
+) -> None:
+    """A task that hears only its third cancellation, of a group, or forgotten by its owner."""
+    waiting = "async with asyncio.TaskGroup() as group: group.create_task(deaf())"
+    forgotten = "global left; left = asyncio.create_task(deaf()); await asyncio.sleep(600)"
+    quick = "from diptych_chassis import ending; ending.INSIST_S = 0.1; member.ready(True)\n    "
+    service = Service(quick + (waiting if owned else forgotten), bus)
+    service.until("service_started")
+    service.process.send_signal(signal.SIGTERM)
+    service.until("service_stopping")
+    service.process.send_signal(signal.SIGTERM)
+    assert service.ended() == 1
+    assert service.named("stop_insisted")["level"] == "warning"
 
 
 @pytest.mark.parametrize(("number", "drain_s"), [(signal.SIGTERM, 30.0), (signal.SIGINT, 4.0)])

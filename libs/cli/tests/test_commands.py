@@ -9,6 +9,7 @@ import pytest
 
 from diptych_cli import commands, up
 from diptych_cli.failing import CliError, need
+from diptych_testkit.ports import free_port
 
 
 def ask(*arguments: str) -> int:
@@ -116,9 +117,7 @@ def test_a_port_in_use_is_one_clear_line_before_anything_starts(
 
 
 def test_a_free_port_is_fine() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        port = other.getsockname()[1]
+    port = free_port()
     up.require_free("127.0.0.1", port)
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))  # looking took nothing
@@ -126,9 +125,7 @@ def test_a_free_port_is_fine() -> None:
 
 
 def test_a_held_port_is_the_gateways_and_nobody_elses() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        port = other.getsockname()[1]
+    port = free_port()
     with up.held("127.0.0.1", port):
         with pytest.raises(CliError, match="Address already in use"):
             up.require_free("127.0.0.1", port)

@@ -144,7 +144,7 @@ def test_transfers_are_rows_under_their_worker() -> None:
     assert "tcp" in text
     assert "2,952,160" in text
     assert "writer x died" in text
-    assert kv.row(over)[2:7] == ("x", "shm", "", "", "70,000")
+    assert kv.row(over)[2:7] == ("from x", "shm", "", "", "70,000")
     assert '"transfer_id":"r.1"' in kv.json_text([snapshot])
 
 

@@ -34,7 +34,7 @@ def loop_of(engine: ToyStepEngine, reports: list[StepReport] | None = None) -> S
 
 
 def vectors(loop: StepLoop, texts: Sequence[Sequence[int]]) -> Any:
-    return loop.embed(texts).result(30)
+    return loop.embed(texts).result(60)
 
 
 def test_alone_and_in_a_crowd_a_text_has_the_same_vector_of_length_1() -> None:
@@ -42,7 +42,7 @@ def test_alone_and_in_a_crowd_a_text_has_the_same_vector_of_length_1() -> None:
     alone = [vectors(loop, [text])[0] for text in TEXTS]
     together = [loop.embed(TEXTS) for _ in range(8)]
     for done in together:
-        found = done.result(30)
+        found = done.result(60)
         assert found.shape == (len(TEXTS), EMBEDDING_SIZE)
         assert np.array_equal(found, np.stack(alone))
         assert np.linalg.norm(found, axis=1) == pytest.approx(np.ones(len(TEXTS)))
@@ -65,7 +65,7 @@ def test_a_stream_beside_a_crowd_of_texts_says_what_it_says_alone() -> None:
         )
     )
     for done in crowd:
-        done.result(30)
+        done.result(60)
     ended = threading.Event()
     while not ended.wait(0.01):
         news = [n for report in list(reports) for n in report.news if isinstance(n, NewTokens)]
@@ -94,7 +94,7 @@ class HeldUp(SimEmbedder):
 
     def feed(self, token_ids: Sequence[int]) -> None:
         self.began.set()
-        assert self.go.wait(30)
+        assert self.go.wait(60)
         self.fed += len(token_ids)
         super().feed(token_ids)
 
@@ -104,10 +104,10 @@ def test_who_leaves_costs_a_chunk_at_most() -> None:
     engine.embedder = held = HeldUp()
     loop = loop_of(engine)
     left, stays = loop.embed([list(range(1, 1000))]), loop.embed([[3]])
-    assert held.began.wait(30)
+    assert held.began.wait(60)
     left.cancel()
     held.go.set()
-    assert stays.result(30).shape == (1, EMBEDDING_SIZE)
+    assert stays.result(60).shape == (1, EMBEDDING_SIZE)
     assert held.fed == held.chunk_tokens + 1
     loop.stop()
 
@@ -117,11 +117,11 @@ def test_an_engine_that_stops_gives_up_what_waits() -> None:
     engine.embedder = held = HeldUp()
     loop = loop_of(engine)
     waiting = [loop.embed([[1]]), loop.embed([[2]])]
-    assert held.began.wait(30)
+    assert held.began.wait(60)
     held.go.set()
     loop.stop()
     with pytest.raises(CancelledError):
-        waiting[1].result(30)
+        waiting[1].result(60)
     with pytest.raises(RuntimeError):
         loop.embed([[1]])
 
@@ -186,7 +186,7 @@ def test_embedding_waits_for_generations_share() -> None:
     )
     done = loop.embed([[1]] * 100)
     loop.start(lambda _report: None)
-    done.result(30)
+    done.result(60)
     beside = order[: len(order) - order[::-1].index("step")]
     assert beside.count("step") == 30
     assert beside.count("chunk") == pytest.approx(15, abs=1)

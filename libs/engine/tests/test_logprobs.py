@@ -45,7 +45,7 @@ def run(work: SequenceWork) -> list[StepNews]:
     loop = StepLoop(ToyStepEngine(), lambda _stopping: NoStops())
     loop.start(hear)
     loop.submit(work)
-    assert done.wait(20)
+    assert done.wait(60)
     loop.stop()
     return heard
 

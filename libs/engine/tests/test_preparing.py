@@ -30,7 +30,7 @@ from diptych_text.codec import TextCodec
 
 CODEC = TextCodec.from_card(tiny_card())
 SCHEMA = {"type": "array", "items": {"enum": ["a", "b", 3]}, "minItems": 4}
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class SlowGrammars(Grammars):

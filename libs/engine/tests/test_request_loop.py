@@ -31,8 +31,8 @@ from diptych_testkit.engine_pairs import eventually
 from diptych_testkit.toy_engine import toy_answer
 from diptych_testkit.toy_request_engine import ToyRequestEngine, ToySettings, Wire
 
-WAIT_S = 20.0
-TIMES = WatchTimes(health_s=0.05, stats_s=0.02)
+WAIT_S = 60.0
+TIMES = WatchTimes(health_s=0.05, answer_s=60.0, stats_s=0.02)
 PROMPT = tuple(range(5, 75))
 
 

@@ -75,7 +75,7 @@ class Prefill:
         self.task = asyncio.create_task(engine.prefill(work, self._offers.put_nowait))
 
     async def offer(self) -> EngineHandOff:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._offers.get()
 
 
@@ -263,7 +263,7 @@ async def test_prefill_is_ready_once_its_ranks_have_registered(fleet: Fleet) -> 
     fleet.bootstrap.registered = False
     server = fleet.begin("prefill")
     with pytest.raises(EngineGone, match="503"):
-        async with adapter(server, start_s=0.2):
+        async with adapter(server, start_s=1.0):
             pass
     starting = asyncio.create_task(_started(server))
     await asyncio.sleep(0.1)
@@ -302,12 +302,12 @@ async def test_what_cannot_serve_says_so_at_the_start(fleet: Fleet) -> None:
 
 
 async def _started(server: FakeSglang) -> SglangEngine:
-    engine = SglangEngine(adapter_settings("sglang", server.url), SglangOptions(start_s=10.0))
+    engine = SglangEngine(adapter_settings("sglang", server.url), SglangOptions(start_s=60.0))
     await engine.start()
     return engine
 
 
 async def _until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.005)

@@ -159,7 +159,7 @@ def test_drafts_change_when_tokens_come_and_not_which() -> None:
                 stopping=Stopping(max_tokens=60),
             )
         )
-        assert done.wait(20)
+        assert done.wait(60)
         loop.stop()
         told = [n for r in reports for n in r.news if isinstance(n, NewTokens)]
         answers[drafts] = [token for n in told for token in n.token_ids]

@@ -40,7 +40,7 @@ async def heard(
     async with aclosing(events):
 
         async def after() -> KvEvent:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 return untold(await anext(events))
 
         assert await after() == KvCleared()

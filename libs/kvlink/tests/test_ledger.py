@@ -89,16 +89,34 @@ def test_ended_ids_are_remembered_up_to_a_bound() -> None:
         ledger.add(Transfer(transfer_id=TransferId("3"), deadline_s=1.0))
 
 
-def test_the_log_tells_the_way_and_is_bounded() -> None:
-    transfer = transfer_in(State.WRITTEN)
+def test_its_steps_tell_the_way_and_when() -> None:
+    times = iter((2.0, 3.5, 7.25))
+    transfer = Transfer(transfer_id=ID, deadline_s=9.0, opened_s=1.0, clock=lambda: next(times))
+    transfer.advance(State.WRITING, deadline_s=9.0)
+    transfer.advance(State.WRITTEN, deadline_s=9.0)
     transfer.end(State.FAILED, "checksum")
+    transfer.end(State.EXPIRED, "too late to count")
 
-    assert list(transfer.log) == [
-        (State.WRITING, ""),
-        (State.WRITTEN, ""),
-        (State.FAILED, "checksum"),
+    assert transfer.steps == [
+        (State.RESERVED, "", 1.0),
+        (State.WRITING, "", 2.0),
+        (State.WRITTEN, "", 3.5),
+        (State.FAILED, "checksum", 7.25),
     ]
-    assert transfer.log.maxlen == 16
+
+
+def test_those_that_are_over_are_found_by_how_their_id_begins() -> None:
+    ledger = TransferLedger()
+    for name in ("ab1.1", "ab1.2", "ab2.1", "c.1"):
+        transfer = Transfer(transfer_id=TransferId(name), deadline_s=1.0)
+        ledger.add(transfer)
+        transfer.writer_may_write = False
+        transfer.end(State.RELEASED, "done")
+    ledger.take_settled()
+
+    assert [name for name, _ in ledger.over_about("ab1", most=9)] == ["ab1.2", "ab1.1"]
+    assert [name for name, _ in ledger.over_about("ab", most=2)] == ["ab2.1", "ab1.2"]
+    assert ledger.over_about("d", most=9) == []
 
 
 def test_check_finds_reading_before_verification() -> None:

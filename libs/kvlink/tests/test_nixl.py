@@ -24,7 +24,7 @@ from diptych_kvlink.links import KINDS, LinkSettings, offered, open_link, open_t
 from diptych_kvlink.nixl_address import NixlAddress, published
 from diptych_kvlink.nixl_notes import Ask, Stopped, unpack
 from diptych_kvlink.nixl_sources import Source
-from diptych_kvlink.nixl_writer import NixlWriter, NixlWriting, _joined
+from diptych_kvlink.nixl_writer import Given, NixlWriter, NixlWriting, joined
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.writer_links import WriterLinks
 
@@ -62,15 +62,14 @@ BLIND_WRITER_PROGRAM = textwrap.dedent(
     from diptych_kvlink.nixl_plane import Post
     from diptych_kvlink.nixl_writer import NixlWriter
 
-    def blind(self, moving):
-        where, agent = self._address, self._address.agent
-        self._shared.on_their_way.update((agent, ref) for ref, _, _ in moving)
+    def blind(self, batch):
+        self._shared.on_their_way.add(batch)
         print("posted", flush=True)
         yield Post(
             "WRITE",
-            [(given.source.address, n, 0) for _, given, n in moving],
-            [(where.slots + ref.slot * where.stride_bytes, n, 0) for ref, _, n in moving],
-            agent,
+            [(one.source.address, n, 0) for one, n in zip(batch.given, batch.sizes)],
+            [(one.slot_at, n, 0) for one, n in zip(batch.given, batch.sizes)],
+            batch.agent,
         )
 
     NixlWriter._write = blind
@@ -92,6 +91,9 @@ BLIND_WRITER_PROGRAM = textwrap.dedent(
     sys.stdin.readline()
     """
 )
+
+
+REF = SlotRef(slot=0, generation=1)
 
 
 @pytest.fixture
@@ -200,7 +202,7 @@ def test_what_a_frozen_reader_is_still_sent_is_what_was_given_and_never_the_next
     link = link_to(far_reader, shared)
     link.connect()
     if not looks:  # Else it hangs where it reads the gates, and nothing is written at all.
-        monkeypatch.setattr(NixlWriter, "_look_at_gates", lambda _: iter(()))
+        monkeypatch.setattr(NixlWriter, "_look_at_gates", lambda *_: iter(()))
     blocks = filled(link, 1, b"A")
     far_reader.signal(signal.SIGSTOP)
 
@@ -424,10 +426,17 @@ def test_blocks_that_adjoin_on_both_sides_are_one_write() -> None:
     memory = memoryview(bytearray(8192))
     one, two, other = Source(memory, 0, 0), Source(memory, 8192, 0), Source(memory, 16384, 16384)
 
-    assert _joined([(one, 800_000, 8192), (two, 808_192, 100)]) == [(0, 800_000, 8292)]
-    assert len(_joined([(one, 800_000, 8000), (two, 808_192, 100)])) == 2
-    assert len(_joined([(one, 800_000, 8192), (two, 900_000, 100)])) == 2
-    assert len(_joined([(two, 800_000, 8192), (other, 808_192, 8192)])) == 2
+    def spans(*blocks: tuple[Source, int, int]) -> list[tuple[int, int, int]]:
+        return joined((Given(source, REF, slot_at), size) for source, slot_at, size in blocks)
+
+    assert spans((one, 800_000, 8192), (two, 808_192, 100)) == [(0, 800_000, 8292)]
+    assert spans((one, 800_000, 8000), (two, 808_192, 100)) == [
+        (0, 800_000, 8000),
+        (8192, 808_192, 100),
+    ]
+    assert len(spans((one, 800_000, 8192), (two, 900_000, 100))) == 2
+    assert len(spans((two, 800_000, 8192), (other, 808_192, 8192))) == 2
+    assert spans() == []
 
 
 def test_an_address_is_read_as_it_was_written() -> None:

@@ -103,7 +103,7 @@ def in_doubt(
         buffer = link.buffer(ref)
         buffer[:] = b"A" * BLOCK_BYTES
         blocks.append((ref, buffer))
-    monkeypatch.setattr(NixlWriter, "_look_at_gates", lambda _: iter(()))
+    monkeypatch.setattr(NixlWriter, "_look_at_gates", lambda *_: iter(()))
     plane = link._shared.plane
     doubtful = plane.call(Doubtful).result(60)
     plane.call(lambda _: setattr(plane, "_agent", doubtful)).result(60)

@@ -16,7 +16,7 @@ from diptych_contracts.errors import Incompatible, LinkBroken, Refused
 from diptych_contracts.ids import Incarnation, RequestId, transfer_id
 from diptych_contracts.transfers import SlotRef
 from diptych_contracts.wire import encode
-from diptych_kvlink import tcp_callers
+from diptych_kvlink import tcp_callers, tcp_writer
 from diptych_kvlink import tcp_wire as wire
 from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.pool_file import PoolShape, private_slots
@@ -28,6 +28,7 @@ from diptych_kvlink.tcp_receiving import Guard
 from diptych_kvlink.tcp_target import TcpTarget
 from diptych_kvlink.tcp_writer import TcpWriter
 from diptych_testkit.builders import a_generation
+from diptych_testkit.ports import free_port
 
 READER, WRITER = "decode-worker-1", Incarnation("prefill-worker-1")
 SHAPE = PoolShape(slots=4, slot_bytes=50_000)
@@ -207,6 +208,17 @@ def test_a_refused_block_harms_no_other_of_its_batch(
     assert held == [b"\1" * 50_000, bytes(50_000), b"\3" * 50_000]
 
 
+def test_a_slot_named_twice_in_a_batch_holds_what_came_last(
+    desk: Desk, target: TcpTarget, raw: Callable[[], socket.socket]
+) -> None:
+    target.admit(1, 7, WRITER, TRANSFER)
+    sock = greeted(raw, target)
+    sock.sendall(wire.pack_batch(1, [(REF, 3), (REF, 3)], desk.seal()) + b"oneTWO")
+
+    assert sock.recv(64) == wire.pack_ack(1, [wire.Stored.STORED, wire.Stored.STORED])
+    assert bytes(target.view(1, 4)) == b"TWO\0"
+
+
 def test_a_slot_closed_in_mid_block_takes_not_one_more_byte(
     desk: Desk, target: TcpTarget, raw: Callable[[], socket.socket]
 ) -> None:
@@ -361,8 +373,10 @@ def test_strangers_are_few_and_writers_still_get_in(
     monkeypatch.setattr(tcp_callers, "MOST_STRANGERS", 3)
     early = make_writer()
     early.connect()
-    strangers = [raw() for _ in range(3)]
-    until(lambda: len(target._callers._strangers) == 3)
+    strangers: list[socket.socket] = []
+    while len(strangers) < 3:  # each has its thread: one by one, or the first is not the oldest
+        strangers.append(raw())
+        until(lambda: len(target._callers._strangers) == len(strangers))
 
     newest = raw()
     assert is_cut(strangers[0])
@@ -495,11 +509,9 @@ def hold(sock: socket.socket) -> None:
         (hold, 10, "is silent for too long"),
         (lambda sock: (welcome(sock), hold(sock)), 10, "is silent for too long"),
         (lambda sock: (welcome(sock), hold(sock)), 60_000_000, "takes nothing for too long"),
-        (welcome, 10, "closed|reset|Broken pipe"),
-        (lambda sock: (welcome(sock), sock.recv(4096), sock.sendall(b"\xff" * 99)), 10, "an ack"),
     ],
 )
-def test_a_reader_that_hangs_dies_or_talks_nonsense_breaks_the_link_in_time(
+def test_a_reader_that_hangs_breaks_the_link_in_time(
     desk: Desk,
     impostor: Any,
     make_writer: Callable[..., TcpWriter],
@@ -507,14 +519,31 @@ def test_a_reader_that_hangs_dies_or_talks_nonsense_breaks_the_link_in_time(
     n_bytes: int,
     message: str,
 ) -> None:
-    writer = make_writer(address=impostor(behave))
+    breaks(make_writer(address=impostor(behave)), desk, n_bytes, message)
 
+
+@pytest.mark.parametrize(
+    ("behave", "message"),
+    [
+        (welcome, "closed|reset|Broken pipe"),
+        (lambda sock: (welcome(sock), sock.recv(4096), sock.sendall(b"\xff" * 99)), "an ack"),
+    ],
+)
+def test_a_reader_that_dies_or_talks_nonsense_breaks_the_link(
+    desk: Desk, impostor: Any, make_writer: Callable[..., TcpWriter], behave: Any, message: str
+) -> None:
+    breaks(make_writer(address=impostor(behave)), desk, 10, message)
+
+
+def breaks(writer: TcpWriter, desk: Desk, n_bytes: int, message: str) -> None:
     with pytest.raises(LinkBroken, match=message):
         put(writer, desk, REF, bytes(n_bytes))
 
     assert writer.reader_is_gone()
-    with pytest.raises(LinkBroken, match="failed a moment ago"):
-        put(writer, desk, REF, b"x")
+    with pytest.MonkeyPatch.context() as moment:
+        moment.setattr(tcp_writer, "_RETRY_S", HANGS_S)
+        with pytest.raises(LinkBroken, match="failed a moment ago"):
+            put(writer, desk, REF, b"x")
 
 
 @pytest.mark.parametrize(
@@ -546,8 +575,7 @@ def test_an_impostor_gets_no_block(
 
 
 def test_nobody_listening_is_a_broken_link(make_writer: Callable[..., TcpWriter]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     writer = make_writer(address=str(TcpAddress("127.0.0.1", port, READER, bytes(16))))
     with pytest.raises(LinkBroken, match=f"cannot connect to 127.0.0.1:{port}: Connection refused"):
         writer.connect()
@@ -555,7 +583,7 @@ def test_nobody_listening_is_a_broken_link(make_writer: Callable[..., TcpWriter]
 
 def test_closing_a_reader_cuts_its_writers_and_leaves_no_thread(caplog: Any) -> None:
     caplog.set_level(logging.WARNING)
-    before = threading.active_count()
+    before = set(threading.enumerate())
     target = TcpTarget(
         READER,
         private_slots(SHAPE),
@@ -569,7 +597,7 @@ def test_closing_a_reader_cuts_its_writers_and_leaves_no_thread(caplog: Any) -> 
     target.close()
 
     assert not writer.is_ready
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
     assert caplog.messages == []
     writer.close()
 

@@ -92,7 +92,7 @@ READER_PROGRAM = textwrap.dedent(
     print("ready", flush=True)
     print(encode(target.endpoint).hex(), flush=True)
     print(encode(seal).hex(), flush=True)
-    time.sleep(60)
+    time.sleep(600)
     """
 )
 
@@ -104,7 +104,7 @@ POOL_PROGRAM = textwrap.dedent(
 
     ShmPool("decode-worker-doomed", PoolShape(2, 6000), pathlib.Path(sys.argv[1]))
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(600)
     """
 )
 
@@ -233,7 +233,8 @@ def test_a_tcp_reader_killed_or_frozen_fails_the_transfer_in_time(
     assert child.stdout is not None
     endpoint = decode(bytes.fromhex(child.stdout.readline()), LinkEndpoint)
     seal = bytes.fromhex(child.stdout.readline())
-    link = TcpWriter(endpoint, WRITER, stall_s=0.5, identity=identity)
+    patience_s = 60.0 if end is signal.SIGKILL else 3.0
+    link = TcpWriter(endpoint, WRITER, stall_s=patience_s, identity=identity)
     block = memoryview(bytes(1_000_000))
     blocks = [(SlotRef(slot=slot, generation=1), block) for slot in range(40)]
     link.send(blocks, seal)

@@ -60,8 +60,8 @@ async def bus() -> AsyncIterator[Any]:
 async def test_the_first_answer_stands(bus: Any) -> None:
     async with writing(bus) as archive, writing(bus) as other:
         await archive.create(STORED)
-        assert await archive.finish(RID, lambda: answer("first"), timeout_s=2)
-        assert await other.finish(RID, lambda: answer("second"), timeout_s=2)
+        assert await archive.finish(RID, lambda: answer("first"), timeout_s=60)
+        assert await other.finish(RID, lambda: answer("second"), timeout_s=60)
         found = await archive.get(STORED.response_id, tenant="default")
     assert found == msgspec.structs.replace(STORED, answer=answer("first"))
 
@@ -70,7 +70,7 @@ async def test_what_was_deleted_does_not_come_back(bus: Any) -> None:
     async with writing(bus) as archive:
         await archive.create(STORED)
         await archive.delete(STORED)
-        assert await archive.finish(RID, lambda: answer("late"), timeout_s=2)
+        assert await archive.finish(RID, lambda: answer("late"), timeout_s=60)
         assert await archive.get(STORED.response_id, tenant="default") is None
 
 
@@ -86,7 +86,7 @@ async def test_writes_wait_for_the_bus_to_come_back(bus: Any) -> None:
 
         archive._bucket.get = get  # type: ignore[method-assign]
         assert not await archive.finish(RID, lambda: answer("a"), timeout_s=0.01)
-        assert await archive.settled(2)
+        assert await archive.settled(60)
         found = await archive.get(STORED.response_id, tenant="default")
     assert found is not None
     assert found.answer == answer("a")
@@ -115,7 +115,7 @@ async def test_a_long_turn_is_kept_apart_and_found_whole_by_another_gateway(bus:
     async with writing(bus) as archive:
         kept = await archive.create(LONG)
         assert (kept.input, kept.instructions) == ((), "Be brief.")
-        assert await archive.finish(RID, lambda: answer("short"), timeout_s=2)
+        assert await archive.finish(RID, lambda: answer("short"), timeout_s=60)
     other = Archive(bus)
     found = await other.get(LONG.response_id, tenant="default")
     assert found is not None
@@ -131,7 +131,7 @@ async def test_a_long_answer_is_kept_apart_and_shown_whole(bus: Any) -> None:
     long = msgspec.structs.replace(answer(""), deltas=("words ",) * 100_000)
     async with writing(bus) as archive, writing(bus) as other:
         await archive.create(STORED)
-        done = (archive.finish(RID, lambda: long, timeout_s=3) for archive in (archive, other))
+        done = (archive.finish(RID, lambda: long, timeout_s=60) for archive in (archive, other))
         assert await asyncio.gather(*done) == [True, True]
         found = await archive.get(STORED.response_id, tenant="default")
         assert found is not None
@@ -153,7 +153,7 @@ async def test_an_answer_that_ends_while_its_response_is_deleted_leaves_nothing(
                 await archive._bucket.delete(LONG.response_id)
 
         bus.put_object = deleted_meanwhile
-        assert await archive.finish(RID, lambda: long, timeout_s=3)
+        assert await archive.finish(RID, lambda: long, timeout_s=60)
     assert await bus.object_names(RESPONSE_PARTS) == [f"{LONG.response_id}.turn"]
 
 

@@ -252,11 +252,15 @@ async def test_no_more_lines_run_at_once_than_the_setting_says(run_stack: Any) -
         nonlocal most
         running.append(request)
         most = max(most, len(running))
-        await asyncio.sleep(0.05)
+        if len(running) == 3:
+            full.set()
+        await full.wait()
+        await asyncio.sleep(0.05)  # a fourth would come
         running.remove(request)
         fleet.say(request, fleet.ids("fine"), end=EndReason.STOP)
 
     running: list[Any] = []
+    full = asyncio.Event()
     async with run_stack(script, batch_in_flight=3) as stack:
         done = await over(stack, (await start(stack, jsonl(*map(line, range(12)))))["id"])
         assert done["request_counts"]["completed"] == 12

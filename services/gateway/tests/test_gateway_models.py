@@ -68,9 +68,29 @@ async def models(bus: Any) -> AsyncIterator[Models]:
         await made.close()
 
 
-async def served(models: Models, context_tokens: int = CARD.context_tokens) -> None:
+async def served(models: Models, *context_tokens: int) -> None:
+    expected = list(context_tokens or (CARD.context_tokens,))
     async with asyncio.timeout(60):
-        while [card.context_tokens for card in models] != [context_tokens]:
+        while [card.context_tokens for card in models] != expected:
+            await asyncio.sleep(0.01)
+
+
+async def known(models: Models) -> None:
+    """Wait until it is heard that somebody offers it."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                models.get(NAME)
+                return
+            except UnknownModel:
+                await asyncio.sleep(0.01)
+            except Transient:
+                return
+
+
+async def gone(models: Models) -> None:
+    async with asyncio.timeout(60):
+        while list(models):
             await asyncio.sleep(0.01)
 
 
@@ -81,7 +101,7 @@ async def test_a_model_nobody_offers_is_unknown(models: Models) -> None:
 
 async def test_a_card_that_comes_late_is_waited_for(bus: Any, models: Models) -> None:
     await put_offer(bus, offer("worker-1"))
-    await asyncio.sleep(0.01)
+    await known(models)
     with pytest.raises(Transient):
         models.get(NAME)
     await put_card(bus, CARD)
@@ -99,8 +119,7 @@ async def test_a_model_goes_with_its_last_worker(bus: Any, models: Models) -> No
     await asyncio.sleep(0.01)
     assert models.get(NAME).card == CARD
     await bucket.delete("worker-2")
-    await asyncio.sleep(0.01)
-    assert list(models) == []
+    await gone(models)
     with pytest.raises(Transient, match="no worker ready"):
         models.get(NAME)
 
@@ -112,7 +131,7 @@ async def test_a_worker_with_another_base_brings_the_newest_card(bus: Any, model
     other = Fingerprint(base="other", weights="Q8_0")
     await put_card(bus, msgspec.structs.replace(CARD, fingerprint=other, context_tokens=99))
     await put_offer(bus, offer("worker-2", other))
-    await served(models, context_tokens=99)
+    await served(models, 99)
     assert models.get(NAME).card.fingerprint == other
 
 
@@ -129,6 +148,7 @@ async def test_a_stray_worker_does_not_change_the_model(bus: Any, models: Models
 async def test_a_broken_card_is_not_served(bus: Any, models: Models) -> None:
     await put_card(bus, msgspec.structs.replace(CARD, tokenizer_json="{}"))
     await put_offer(bus, offer("worker-1"))
+    await known(models)
     await asyncio.sleep(0.05)
     with pytest.raises(Transient):
         models.get(NAME)

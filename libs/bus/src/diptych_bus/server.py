@@ -27,7 +27,7 @@ MAX_STORE_BYTES = 64 * 1024**3
 for each process that declares them at the same time: 24 GiB of 32 were refused to four workers."""
 CONFIG_NAME = "nats-server.conf"
 LOG_NAME = "nats-server.log"
-START_S = 15.0
+START_S = 60.0
 STOP_S = 5.0
 _POLL_S = 0.01
 

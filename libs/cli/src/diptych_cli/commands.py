@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diptych_cli import access_commands, catalogue, certs_commands, teaching
+from diptych_cli import access_commands, catalogue, certs_commands, kv_commands, teaching
 from diptych_cli.bus_option import add_nats_url
 from diptych_cli.failing import CliError, need
 
@@ -138,16 +138,7 @@ def _add_tap(commands: Any) -> None:
 
 
 def _add_kv(commands: Any) -> None:
-    kv = _parser(commands.add_parser, teaching.KV, name="kv", help="KV transfers on their way")
-    kv.add_argument("--ended", type=_number, default=0, help="tell of so many ended ones too")
-    kv.add_argument("--json", action="store_true", help="one line of JSON")
-    kv.add_argument("--watch", action="store_true", help="twice a second until Ctrl-C")
-    _add_where(kv)
-    kv.set_defaults(
-        run=lambda o: need("diptych_cli.kv").kv(
-            _running(o), ended=o.ended, as_json=o.json, watch=o.watch
-        )
-    )
+    kv_commands.add(commands, where=_add_bus, bus=_bus)
 
 
 def _add_dead(commands: Any) -> None:
@@ -194,6 +185,16 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=_port, help="of the stack (the only one that runs)")
     parser.add_argument("--dir", type=Path, help="of the stack, if it was started with --dir")
     parser.add_argument("--identity", type=Path, metavar="FILE", help="who you are (its operator)")
+
+
+def _add_bus(parser: argparse.ArgumentParser) -> None:
+    add_nats_url(parser, formerly_url=False)
+    _add_where(parser)
+
+
+def _bus(options: argparse.Namespace) -> str:
+    """The bus the command is about: as told, or that of the stack."""
+    return str(options.nats_url or _running(options).nats_url)
 
 
 def _running(options: argparse.Namespace) -> Any:
@@ -272,10 +273,8 @@ def _add_doctor(commands: Any) -> None:
     links = _parser(
         parts.add_parser, teaching.LINKS_DOCTOR, name="links", help="what KV crosses, and why"
     )
-    links.add_argument("--port", type=_port, help="of the running stack's gateway")
-    links.set_defaults(
-        run=lambda o: need("diptych_cli.link_doctor").doctor_links(lambda: _running(o)), dir=None
-    )
+    _add_bus(links)
+    links.set_defaults(run=lambda o: need("diptych_cli.link_doctor").doctor_links(lambda: _bus(o)))
 
 
 def _run_up(options: argparse.Namespace) -> int:

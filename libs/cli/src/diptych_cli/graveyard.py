@@ -12,7 +12,7 @@ from diptych_contracts.responses import PREFIX
 from diptych_contracts.streams import DEAD
 from diptych_contracts.wire import decode
 
-_SHOWN_AS = (PREFIX, "chatcmpl-")
+SHOWN_AS = (PREFIX, "chatcmpl-")
 """What clients and logs put before a request's id."""
 _CHOICES = 3
 
@@ -78,7 +78,7 @@ def pick(all_graves: list[Grave], wanted: str) -> Grave:
         CliError: none, or several.
     """
     name = wanted
-    for prefix in _SHOWN_AS:
+    for prefix in SHOWN_AS:
         name = name.removeprefix(prefix)
     found = [g for g in all_graves if g.id == name] or [
         g for g in all_graves if name and g.id.startswith(name)

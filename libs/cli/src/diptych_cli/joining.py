@@ -15,7 +15,7 @@ from diptych_contracts.errors import Transient
 from diptych_contracts.orders import Signed
 from diptych_contracts.wire import Message
 
-_WAIT_S = 3.0
+_WAIT_S = 10.0
 _VALID_MS = 30_000
 """How long an order may take to arrive."""
 

@@ -1,4 +1,4 @@
-"""`diptych kv`: the KV transfers on their way to each worker."""
+"""`diptych kv transfers`: the KV transfers on their way to each worker, and from it."""
 
 import asyncio
 import time
@@ -10,7 +10,6 @@ import msgspec
 from diptych_bus.port import Bus, Gone, Kept
 from diptych_cli.failing import need
 from diptych_cli.joining import joined
-from diptych_cli.presence import StackFile
 from diptych_cli.tables import blank, console
 from diptych_contracts import subjects
 from diptych_contracts.codecs import RAW
@@ -21,25 +20,25 @@ from diptych_contracts.streams import WORKERS
 
 _ANSWER_S = 1.0
 _PERIOD_S = 0.5
-COLUMNS = ("transfer", "state", "from", "link", "age", "left", "bytes", "why it ended")
-_LONG = ("from", "why it ended")
+COLUMNS = ("transfer", "state", "peer", "link", "age", "left", "bytes", "why it ended")
+_LONG = ("peer", "why it ended")
 """Folded where the terminal is narrow: at 80 columns whole columns were cut away."""
 _SHOWN_ID = 8
 """Of a request's 32: as many as other commands ask for."""
 
 
-def kv(stack: StackFile, *, ended: int, as_json: bool, watch: bool) -> int:
+def kv(nats_url: str, *, ended: int, as_json: bool, watch: bool) -> int:
     """Print every transfer; with `watch` again and again."""
     try:
-        asyncio.run(_show(stack, KvAsk(ended=ended), as_json=as_json, watch=watch))
+        asyncio.run(_show(nats_url, KvAsk(ended=ended), as_json=as_json, watch=watch))
     except KeyboardInterrupt:
         if not watch:
             raise
     return 0
 
 
-async def _show(stack: StackFile, ask: KvAsk, *, as_json: bool, watch: bool) -> None:
-    async with joined(stack.nats_url) as bus:
+async def _show(nats_url: str, ask: KvAsk, *, as_json: bool, watch: bool) -> None:
+    async with joined(nats_url) as bus:
         if not watch:
             snapshots = await collected(bus, ask)
             if as_json:
@@ -93,9 +92,9 @@ def table(snapshots: Sequence[KvSnapshot]) -> Any:
     for snapshot in snapshots:
         used = f"{snapshot.slots_used} of {snapshot.slots} slots in use"
         parts.append(need("rich.text").Text(f"{snapshot.worker}  {used}", style="bold"))
-        if snapshot.transfers:
+        if snapshot.transfers or snapshot.outgoing:
             made = blank(*COLUMNS, right=("age", "left", "bytes"), fold=_LONG)
-            for transfer in snapshot.transfers:
+            for transfer in (*snapshot.transfers, *snapshot.outgoing):
                 made.add_row(*row(transfer))
             parts.append(made)
     return need("rich.console").Group(*parts)
@@ -103,13 +102,12 @@ def table(snapshots: Sequence[KvSnapshot]) -> Any:
 
 def row(transfer: KvTransfer) -> tuple[str, ...]:
     """What the table says of a transfer."""
-    request, _, attempt = transfer.transfer_id.rpartition(".")
-    over = not transfer.left_ms and not transfer.age_ms
+    over = transfer.ended_ms or (not transfer.left_ms and not transfer.age_ms)
     return (
-        f"{request[:_SHOWN_ID]}.{attempt}",
+        short(transfer.transfer_id),
         transfer.state,
-        transfer.writer,
-        _way(transfer),
+        f"to {transfer.reader}" if transfer.reader else f"from {transfer.writer}",
+        way(transfer),
         "" if over else f"{transfer.age_ms / 1000:.1f} s",
         "" if over else f"{max(0, transfer.left_ms) / 1000:.1f} s",
         f"{transfer.n_bytes:,}",
@@ -117,7 +115,13 @@ def row(transfer: KvTransfer) -> tuple[str, ...]:
     )
 
 
-def _way(transfer: KvTransfer) -> str:
+def short(transfer_id: str) -> str:
+    """Its id as tables show it; commands take it so."""
+    request, _, attempt = transfer_id.rpartition(".")
+    return f"{request[:_SHOWN_ID]}.{attempt}"
+
+
+def way(transfer: KvTransfer) -> str:
     """Its link, and what its bytes went through."""
     through = ("TLS" if transfer.tls else "", "sealed" if transfer.sealed else "")
     codec = "" if transfer.codec == RAW else transfer.codec

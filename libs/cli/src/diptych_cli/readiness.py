@@ -12,6 +12,7 @@ from nats.errors import Error as NatsError
 from diptych_bus.access import Access
 from diptych_bus.jetstream import JetStreamBus
 from diptych_bus.jetstream.client import IdentifiedClient
+from diptych_bus.lifetime import heeding
 from diptych_contracts import subjects
 from diptych_contracts.errors import Permanent, Transient
 from diptych_contracts.fleet import Beat
@@ -100,14 +101,17 @@ async def _connected(url: str, me: Access, there: asyncio.Event) -> Client:
         "reconnected_cb": back,
     }
     while True:
+        client = IdentifiedClient(me)
         try:
-            client = IdentifiedClient(me)
             await client.connect_as(url, name=me.name, **options)
-            await client.jetstream(timeout=1).account_info()
+            await heeding(client.jetstream(timeout=1).account_info())
             there.set()
             return client
-        except (TimeoutError, OSError, NatsError):
-            await asyncio.sleep(_PAUSE_S)
+        except BaseException as err:
+            await client.close()
+            if not isinstance(err, TimeoutError | OSError | NatsError):
+                raise
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def _quiet(_: Exception) -> None:

@@ -34,7 +34,7 @@ IDS = (
 )
 """What people wrote, and what they were answered."""
 _CHUNK = re.compile(r"\$O\.[^.]+\.C\.")
-_CONNECT_S = 3.0
+_CONNECT_S = 10.0
 
 
 def tap(url: str, subject: str, *, count: int | None, everything: bool) -> int:

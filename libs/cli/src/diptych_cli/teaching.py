@@ -8,7 +8,7 @@ Serve large language models with prefill and decode on separate workers.
   diptych top                         who is there, how loaded, how requests fare
   diptych scale decode 3              more or fewer workers while it runs
   diptych tap 'event.>'               what goes over the bus
-  diptych kv                          KV transfers on their way
+  diptych kv                          KV transfers on their way; blocks, and the story of one
   diptych dead list                   requests that were given up
   diptych keys create --name laptop   API keys: with one, every request needs one
   diptych tenants list                whose keys, and how much they may take together
@@ -102,13 +102,34 @@ Token ids are counted, not shown, unless --all: they are what people wrote and w
 """
 
 KV = """\
-The KV transfers on their way to each worker: state, writer, age, time left, bytes, and why one
-ended. A transfer takes milliseconds, so look again and again, or at those that are over.
+The KV transfers on their way to each worker and from it: state, peer, age, time left, bytes, and
+why one ended. A transfer takes milliseconds, so look again and again, or at those that are over.
 
-  diptych kv
+  diptych kv                          or: diptych kv transfers
   diptych kv --watch                  twice a second, until Ctrl-C
   diptych kv --ended 10               the last ten of each worker too
   diptych kv --json                   one line, for scripts
+  diptych kv blocks                   which slots are free, held and by what, in quarantine
+  diptych kv trace 5f0c               all that both sides know of one
+"""
+
+KV_BLOCKS = """\
+The block slots of each worker that KV is written into: how many are free, held or in quarantine,
+which transfer holds which (a slot's number, and in brackets its generation: how often it was handed
+out), and for how long; and how many blocks the worker's engine keeps for prompts that begin alike.
+
+  diptych kv blocks
+  diptych kv blocks --json            one line, for scripts
+"""
+
+KV_TRACE = """\
+The story of one request's transfers as writer and reader tell it: every state with its time, bytes,
+link, codec, seal, what overlapped with compute, and why it failed. Each worker remembers the last
+thousand that are over. Exit code 1 if none knows the id.
+
+  diptych kv trace 5f0c               an id as a client, a log or a table shows it; or its beginning
+  diptych kv trace 5f0c6a2e.2         that of a second attempt
+  diptych kv trace 5f0c --json        one line, for scripts
 """
 
 DEAD = """\

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
@@ -19,6 +19,10 @@ from diptych_contracts.ids import Incarnation, new_incarnation
 from diptych_identity.authority import OPERATOR_CREDS, TRUST
 
 _LEVELS = ("warning", "info", "debug")
+_NEVER_GIVEN = (10_000, 32_000)
+"""Ports below those that Linux gives to clients (`net.ipv4.ip_local_port_range`)."""
+_TRIES = 100
+_random = SystemRandom()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,12 @@ def _log(options: UpOptions) -> MergedLog:
 
 
 def _free_port() -> int:
+    """One that stays free: the kernel gives it to no client while the server starts again."""
+    for _ in range(_TRIES):
+        port = _random.randrange(*_NEVER_GIVEN)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

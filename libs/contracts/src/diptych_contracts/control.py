@@ -36,18 +36,31 @@ ScaleAnswer = ScaleDone | ScaleRefused
 
 
 class KvAsk(Message, frozen=True, kw_only=True, tag="kv_ask.1"):
-    """To a worker: which transfers are on their way to you?"""
+    """To a worker: which transfers are on their way to you, and from you?"""
 
     ended: int = 0
     """How many of those that are over to tell of too, the newest first."""
+    about: str = ""
+    """Only of those whose id begins so; then of ended ones too, and each with its steps."""
+    slots: bool = False
+    """Whether to name the slots each of them holds."""
+
+
+class KvStep(Message, frozen=True, kw_only=True, tag="kv_step.1"):
+    """A transfer entered a state."""
+
+    state: str
+    ago_ms: float
+    """Before the answer that tells of it."""
+    reason: str = ""
 
 
 class KvTransfer(Message, frozen=True, kw_only=True, tag="kv_transfer.1"):
-    """One transfer as its reader sees it."""
+    """One transfer as one side of it sees it."""
 
     transfer_id: TransferId
     state: str
-    """`kvlink.ledger.State`."""
+    """`kvlink.ledger.State`; `asked` and `refused` where there is no ticket."""
     writer: str = ""
     link: str = ""
     tls: bool = False
@@ -64,15 +77,46 @@ class KvTransfer(Message, frozen=True, kw_only=True, tag="kv_transfer.1"):
     """Verified bytes; before that, the room it was given."""
     reason: str = ""
     """Why it ended."""
+    reader: str = ""
+    """Whose slots it goes into."""
+    steps: tuple[KvStep, ...] = ()
+    """Its way, the first step first; only where one was asked about."""
+    ended_ms: int = 0
+    """Since its end, at least 1; 0: it is open."""
+    in_quarantine: bool = False
+    """Ended, and somebody may still touch its slots (at its writer: it still has buffers open)."""
+    slots: tuple[int, ...] = ()
+    """The reader's slots it holds, block by block, where they were asked for."""
+    generations: tuple[int, ...] = ()
+    """Of these slots."""
+    raw_bytes: int = 0
+    """At its writer: KV before it was encoded."""
+    moving_ms: float = 0.0
+    """At its writer: time spent on moving bytes."""
+    overlap_frac: float = 0.0
+    """Share of it while the engine computed."""
+    remainder_ms: float = 0.0
+    """From the end of compute; at its writer to the peer's answer."""
 
 
 class KvSnapshot(Message, frozen=True, kw_only=True, tag="kv_snapshot.1"):
-    """The transfers into one worker whose slots are not free, and ended ones if asked for."""
+    """The transfers of one worker that hold something, and ended ones if asked for."""
 
     worker: Incarnation
     slots: int = 0
     slots_used: int = 0
     transfers: tuple[KvTransfer, ...] = ()
+    """Into it."""
+    outgoing: tuple[KvTransfer, ...] = ()
+    """Out of it."""
+    slots_quarantined: int = 0
+    slot_bytes: int = 0
+    prefix_blocks: int = 0
+    """Blocks of KV that its engine keeps for prompts that begin alike."""
+    lease_ms: int = 0
+    """How long a state of a transfer into it lasts at least."""
+    unix_ms: int = 0
+    """Its wall clock as it answers."""
 
 
 class ForgetTenant(Message, frozen=True, kw_only=True, tag="forget_tenant.1"):

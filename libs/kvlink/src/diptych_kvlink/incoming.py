@@ -14,6 +14,10 @@ A ticket is sealed for whom it was given (`sealing`); only under it anything is 
 Everything here is called from one thread (the event loop's).
 """
 
+from collections import deque
+
+import msgspec
+
 from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.control import KvTransfer
 from diptych_contracts.errors import Refused
@@ -23,9 +27,9 @@ from diptych_contracts.transfers import LinkEndpoint, Reserve, Ticket
 from diptych_kvlink.claiming import Claims, IncomingBlock
 from diptych_kvlink.engine_target import EngineTarget
 from diptych_kvlink.held_slots import HeldSlots
-from diptych_kvlink.ledger import State, Transfer, TransferLedger
+from diptych_kvlink.ledger import State, Step, Transfer, TransferLedger
 from diptych_kvlink.links import DEFAULT_LINKS, LinkSettings, open_targets
-from diptych_kvlink.listing import held, over
+from diptych_kvlink.listing import held, over, since_end_ms, with_slots, with_steps
 from diptych_kvlink.nixl_address import published
 from diptych_kvlink.pool_file import PoolShape
 from diptych_kvlink.port import LinkTarget
@@ -36,6 +40,11 @@ from diptych_kvlink.tallying import Tally
 from diptych_kvlink.tcp_receiving import Guard
 
 _MOST_REASON_CHARS = 300
+REFUSALS_KEPT = 512
+"""Reservations refused that are remembered, for those who ask why."""
+MOST_ABOUT = 256
+"""Most transfers told of in one answer: 100 kB."""
+REFUSED = "refused"
 
 
 class IncomingTransfers:
@@ -64,7 +73,7 @@ class IncomingTransfers:
         links: LinkSettings = DEFAULT_LINKS,
         fingerprint: Fingerprint | None = None,
     ) -> None:
-        self._terms = Terms(layout, fingerprint, lease_s, links.codecs, links.seal)
+        self._terms = Terms(layout, fingerprint, lease_s, links.codecs, links.seal, links.clock)
         self._office = TicketOffice(links.clock)
         self._tally = Tally()
         self._ledger = TransferLedger()
@@ -77,6 +86,7 @@ class IncomingTransfers:
         self._held = HeldSlots(targets, SlotPool(slots), self._ledger)
         self._claims = Claims(self._terms, self._office, self._ledger, self._held)
         self._cooling: set[TransferId] = set()
+        self._refused: deque[tuple[str, KvTransfer, Step]] = deque(maxlen=REFUSALS_KEPT)
 
     @property
     def endpoints(self) -> tuple[LinkEndpoint, ...]:
@@ -92,6 +102,16 @@ class IncomingTransfers:
     def slots_used(self) -> int:
         """Slots that cannot be given to a new ticket, quarantined ones included."""
         return self._held.pool.used
+
+    @property
+    def slot_bytes(self) -> int:
+        """Of one slot."""
+        return self._terms.layout.slot_bytes
+
+    @property
+    def lease_s(self) -> float:
+        """How long each open state of a ticket lasts at least."""
+        return self._terms.lease_s
 
     @property
     def slots_quarantined(self) -> int:
@@ -208,12 +228,46 @@ class IncomingTransfers:
         self._cooling = {t.transfer_id for t in self._ledger if not t.is_open}
         return [transfer.transfer_id for transfer in ended]
 
-    def transfers(self, now_s: float, *, ended: int = 0) -> list[KvTransfer]:
+    def transfers(self, now_s: float, *, ended: int = 0, slots: bool = False) -> list[KvTransfer]:
         """Every transfer whose slots are not free yet, and the `ended` last ones that are over."""
+        going = [self._held_now(transfer, now_s, slots=slots) for transfer in self._ledger]
         return [
-            *(held(transfer, now_s) for transfer in self._ledger),
-            *(over(transfer_id, how) for transfer_id, how in self._ledger.ended(ended)),
+            *going,
+            *(over(transfer_id, how, now_s) for transfer_id, how in self._ledger.ended(ended)),
         ]
+
+    def about(self, beginning: str, now_s: float) -> list[KvTransfer]:
+        """What is known of transfers whose id begins so, each with its way; refusals too."""
+        going = [
+            with_steps(self._held_now(transfer, now_s, slots=True), transfer.steps, now_s)
+            for transfer in self._ledger
+            if transfer.transfer_id.startswith(beginning)
+        ]
+        ended = [
+            with_steps(over(transfer_id, how, now_s), how.steps, now_s)
+            for transfer_id, how in self._ledger.over_about(beginning, most=MOST_ABOUT)
+        ]
+        refused = [
+            with_steps(_refused(told, step, now_s), (step,), now_s)
+            for transfer_id, told, step in reversed(self._refused)
+            if transfer_id.startswith(beginning)
+        ]
+        return [*going, *ended, *refused][:MOST_ABOUT]
+
+    def note_refused(self, request: Reserve, reason: str, now_s: float) -> None:
+        """Remember that a reservation got no ticket, for whoever asks about it."""
+        told = KvTransfer(
+            transfer_id=request.transfer_id,
+            state=REFUSED,
+            writer=request.prefill_worker,
+            link=request.link,
+            reason=reason,
+        )
+        self._refused.append((request.transfer_id, told, Step(REFUSED, reason, now_s)))
+
+    def _held_now(self, transfer: Transfer, now_s: float, *, slots: bool) -> KvTransfer:
+        told = held(transfer, now_s)
+        return with_slots(told, self._held.refs(transfer)) if slots else told
 
     def take_refusals(self) -> dict[str, int]:
         """What the links refused since the last call, by `TicketFault` or `TurnedAway`."""
@@ -270,6 +324,10 @@ class IncomingTransfers:
                 if transfer.end(State.FAILED, f"writer {transfer.writer} died"):
                     ended.append(transfer)
         return ended
+
+
+def _refused(told: KvTransfer, step: Step, now_s: float) -> KvTransfer:
+    return msgspec.structs.replace(told, ended_ms=since_end_ms((step,), now_s))
 
 
 def _told(reason: str) -> str:

@@ -1,4 +1,6 @@
-"""Where each KV transfer stands: the state machine both sides keep, with no clock and no I/O.
+"""Where each KV transfer stands: the state machine both sides keep, with no I/O.
+
+What time it is, a transfer is told by the clock it is made with; only its steps show it.
 
     state     who acts            ends by itself
     reserved  writer: may start   deadline → expired
@@ -20,11 +22,12 @@ Rules:
 4. The reader touches slots only in `verified`, or in an end that followed it.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
+from typing import NamedTuple
 
 from diptych_contracts.codecs import RAW
 from diptych_contracts.ids import Incarnation, TransferId
@@ -44,6 +47,18 @@ class State(StrEnum):
 
 OPEN = (State.RESERVED, State.WRITING, State.WRITTEN, State.VERIFIED)
 _RANK = {state: rank for rank, state in enumerate(OPEN)}
+
+
+class Step(NamedTuple):
+    """A state was entered."""
+
+    state: str
+    reason: str
+    at_s: float
+
+
+def _no_time() -> float:
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -78,7 +93,12 @@ class Transfer:
     """Why it ended."""
     writer_may_write: bool = True
     reader_may_read: bool = False
-    log: deque[tuple[State, str]] = field(default_factory=lambda: deque(maxlen=16))
+    clock: Callable[[], float] = field(default=_no_time, repr=False)
+    steps: list[Step] = field(default_factory=list)
+    """Its way: at most five, since states only go down. Other threads may copy it."""
+
+    def __post_init__(self) -> None:
+        self.steps.append(Step(self.state, "", self.opened_s))
 
     @property
     def is_open(self) -> bool:
@@ -127,7 +147,7 @@ class Transfer:
 
     def _enter(self, state: State, reason: str) -> None:
         self.state = state
-        self.log.append((state, reason))
+        self.steps.append(Step(state, reason, self.clock()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +162,7 @@ class Over:
     tls: bool = False
     sealed: bool = False
     codec: str = RAW
+    steps: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}"
@@ -178,6 +199,11 @@ class TransferLedger:
     def ended(self, n: int) -> list[tuple[TransferId, Over]]:
         """The `n` transfers that were over last, newest first, and how they ended."""
         return list(islice(reversed(self._over.items()), n))
+
+    def over_about(self, beginning: str, *, most: int) -> list[tuple[TransferId, Over]]:
+        """Those that are over and whose id begins so, newest first."""
+        found = (each for each in reversed(self._over.items()) if each[0].startswith(beginning))
+        return list(islice(found, most))
 
     def add(self, transfer: Transfer) -> None:
         """Take a new transfer on. Raises `ValueError` for an id seen before."""
@@ -216,4 +242,5 @@ def _over(transfer: Transfer) -> Over:
         transfer.tls,
         bool(transfer.sealing_key),
         transfer.codec,
+        tuple(transfer.steps),
     )

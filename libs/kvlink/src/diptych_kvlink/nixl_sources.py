@@ -10,6 +10,7 @@ import mmap
 import threading
 from dataclasses import dataclass
 
+from diptych_kvlink.huge_pages import private
 from diptych_kvlink.nixl_plane import Plane
 
 _FOR_LIFE: list[memoryview] = []
@@ -69,8 +70,7 @@ class Sources:
 
 def lasting(n_bytes: int) -> tuple[memoryview, int]:
     """Fresh memory that stays mapped as long as the process lives, and its address."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
-    memory = memoryview(mmap.mmap(-1, n_bytes, flags=flags))
+    memory = memoryview(private(n_bytes))[:n_bytes]
     _FOR_LIFE.append(memory)
     return memory, address_of(memory)
 

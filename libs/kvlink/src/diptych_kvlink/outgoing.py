@@ -30,7 +30,8 @@ from diptych_contracts.jobs import BlockDigest, RefusalReason
 from diptych_contracts.tickets import TicketSeal
 from diptych_contracts.transfers import SlotRef, Ticket
 from diptych_contracts.wire import encode
-from diptych_kvlink.ledger import State, Transfer
+from diptych_kvlink.ledger import State, Step, Transfer
+from diptych_kvlink.overlap import Overlap
 from diptych_kvlink.packing import Packed, Packing
 from diptych_kvlink.port import LinkWriter
 
@@ -73,6 +74,8 @@ class OutgoingTransfer:
         self._transfer = Transfer(
             transfer_id=ticket.transfer_id,
             deadline_s=sent_s + ticket.lease_ms / 1000,
+            opened_s=clock(),
+            clock=clock,
         )
         self._lock = threading.Lock()
         self._views: dict[int, memoryview] = {}
@@ -81,8 +84,8 @@ class OutgoingTransfer:
         """Buffers the link's thread may be writing into."""
         self._waiting: deque[tuple[int, memoryview]] = deque()
         self._sending = False
-        self._opened_s = 0.0
-        self._moving_s = 0.0
+        self.overlap = Overlap()
+        """How much of it ran while the engine computed."""
         self._packing_s = 0.0
         self._sending_s = 0.0
         self._digests: dict[int, BlockDigest] = {}
@@ -150,7 +153,26 @@ class OutgoingTransfer:
     @property
     def moving_s(self) -> float:
         """Seconds spent on moving bytes: exports by the engine, and the link's thread's work."""
-        return self._moving_s
+        return self.overlap.moving_s
+
+    @property
+    def state(self) -> str:
+        """Where it stands (`ledger.State`)."""
+        return self._transfer.state
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The way it went."""
+        return tuple(self._transfer.steps)
+
+    def expire(self) -> None:
+        """Fail if the lease is over before all was written; to be called now and then.
+
+        So a ticket that the engine never gets to ends here no later than at its reader.
+        """
+        with self._lock:
+            if not self._done.done():
+                self._check_lease()
 
     @property
     def deadline_s(self) -> float:
@@ -167,7 +189,7 @@ class OutgoingTransfer:
     def buffer(self, index: int) -> memoryview:
         """Writable memory of a full block for block `index` (engine's thread)."""
         with self._lock:
-            self._opened_s = self._clock()
+            self.overlap.export_began(self._clock(), last=index == self.blocks - 1)
             if self._may_write(index):
                 try:
                     return self._open_buffer(index)
@@ -186,7 +208,7 @@ class OutgoingTransfer:
             if not 0 < n_bytes <= len(view):
                 self._fail(Unverified(f"{self.transfer_id}: block {index} of {n_bytes} bytes"))
                 return
-            self._moving_s += self._clock() - self._opened_s
+            self.overlap.export_ended(self._clock())
             self._waiting.append((index, self._private.pop(index, view)[:n_bytes]))
             if not self._sending:
                 self._submit()
@@ -246,9 +268,12 @@ class OutgoingTransfer:
             self._transfer.writer_may_write = bool(self._views)
             return not self._views
 
-    def _may_write(self, index: int) -> bool:
+    def _check_lease(self) -> None:
         if self._transfer.expire(self._clock()):
             self._fail(Expired(f"{self.transfer_id}: {self._transfer.reason}"))
+
+    def _may_write(self, index: int) -> bool:
+        self._check_lease()
         if not 0 <= index < self.blocks:
             self._fail(Unverified(f"{self.transfer_id}: block {index} of {self.blocks}"))
         return self._failure is None and self._transfer.is_open
@@ -277,8 +302,8 @@ class OutgoingTransfer:
             batch = self._take_batch()
             if not self._packing.is_plain:
                 self._held.update(index for index, _ in batch)
+            self.overlap.batch_began(self._clock())
         digests: list[BlockDigest] = []
-        began_s = self._clock()
         try:
             if batch:
                 digests = self._seal(batch)
@@ -290,7 +315,7 @@ class OutgoingTransfer:
             for _, data in batch:
                 data.release()
         with self._lock:
-            self._moving_s += self._clock() - began_s
+            self.overlap.batch_ended(self._clock())
             self._held.clear()
             self._arrived(digests)
             self._sending = False

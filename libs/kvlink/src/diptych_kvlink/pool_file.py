@@ -22,6 +22,7 @@ from pathlib import Path
 
 from diptych_contracts.errors import Incompatible, Permanent
 from diptych_contracts.transfers import LinkEndpoint
+from diptych_kvlink.huge_pages import prepare, private, shared
 from diptych_kvlink.lockfile import PREFIX, host_id
 
 MAGIC = b"DPTYKV01"
@@ -57,9 +58,7 @@ class PoolMap:
     """A mapped pool: its gates, its marks and its slots."""
 
     def __init__(self, fd: int, shape: PoolShape) -> None:
-        # Page faults would cost the first transfers 10 times their copy: take them all now.
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self._map = mmap.mmap(fd, shape.total_bytes, flags=flags)
+        self._map = shared(fd, shape.total_bytes)
         self._bytes = memoryview(self._map)
         marks_at = _GATES_AT + _WORD_BYTES * shape.slots
         self.gates = self._bytes[_GATES_AT:marks_at].cast("Q")
@@ -93,10 +92,7 @@ def make_pool(fd: int, path: Path, shape: PoolShape) -> PoolMap:
         Permanent: there is not enough shared memory. (Without this a write would die of SIGBUS.)
     """
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, shape.total_bytes)
-        else:
-            os.ftruncate(fd, shape.total_bytes)
+        prepare(fd, shape.total_bytes)
         os.pwrite(fd, _HEAD.pack(MAGIC, shape.slots, shape.slot_bytes), 0)
         return PoolMap(fd, shape)
     except OSError as err:
@@ -108,9 +104,9 @@ def make_pool(fd: int, path: Path, shape: PoolShape) -> PoolMap:
 
 def private_slots(shape: PoolShape) -> list[memoryview]:
     """Slots that no other process sees. Their memory lives as long as any of them."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
-    whole = memoryview(mmap.mmap(-1, shape.slots * shape.stride_bytes, flags=flags))
-    starts = range(0, len(whole), shape.stride_bytes)
+    n_bytes = shape.slots * shape.stride_bytes
+    whole = memoryview(private(n_bytes))
+    starts = range(0, n_bytes, shape.stride_bytes)
     return [whole[start : start + shape.slot_bytes] for start in starts]
 
 

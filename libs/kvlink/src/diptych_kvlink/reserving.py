@@ -1,5 +1,7 @@
 """What a reservation must satisfy, and the ticket that answers it."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from diptych_contracts.cards import Fingerprint, KvLayout
@@ -23,6 +25,7 @@ class Terms:
         lease_s: Of each open state of a ticket.
         codecs: How blocks may be encoded.
         seal: Whether they are sealed where a link has no TLS.
+        clock: Of every `now_s`.
     """
 
     layout: KvLayout
@@ -30,6 +33,7 @@ class Terms:
     lease_s: float
     codecs: tuple[str, ...] = (RAW,)
     seal: bool = False
+    clock: Callable[[], float] = time.monotonic
 
     def check(self, request: Reserve, tokens: int) -> None:
         """Raise unless KV as `request` names it could be taken.
@@ -64,6 +68,7 @@ class Terms:
     def opened(self, request: Reserve, tokens: int, *, now_s: float, blocks: int) -> Transfer:
         """The transfer that begins with `request`."""
         return Transfer(
+            clock=self.clock,
             transfer_id=request.transfer_id,
             deadline_s=now_s + self.granted_s(request),
             writer=request.prefill_worker,

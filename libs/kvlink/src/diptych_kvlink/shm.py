@@ -138,8 +138,14 @@ class ShmWriter:
 
     def send(self, blocks: Sequence[tuple[SlotRef, memoryview]], seal: bytes = b"") -> None:
         """The bytes are there already; raises `Refused` if a slot was closed meanwhile."""
+        if not blocks:
+            return
+        pool = self._mapped(blocks[0][0])
+        gates, slots = pool.gates, pool.shape.slots
         for ref, _ in blocks:
-            _check_gate(self._mapped(ref), ref)
+            if not 0 <= ref.slot < slots or gates[ref.slot] != ref.generation:
+                self._mapped(ref)
+                _check_gate(pool, ref)
 
     def confirm(self) -> None:
         """Nothing to wait for."""

@@ -8,7 +8,7 @@ one copy of what the kernel already holds.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.transfers import SlotRef
@@ -16,9 +16,8 @@ from diptych_kvlink.port import CLOSED
 from diptych_kvlink.tcp_wire import Stored
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Whom a slot was given to, and for what."""
+class Holder(NamedTuple):
+    """Whom a slot was given to, and for what. Compared for every block: a tuple is, in 0.1 us."""
 
     writer: Incarnation
     transfer_id: TransferId
@@ -59,16 +58,28 @@ class SlotGates:
 
     def copy(
         self,
-        ref: SlotRef,
+        parts: Sequence[tuple[SlotRef, slice]],
         holder: Holder,
-        part: slice,
-        receive_some: Callable[[memoryview], int],
+        receive: Callable[[Sequence[memoryview]], int],
     ) -> int | None:
-        """Let `receive_some` fill `part` of a slot; gives its bytes, None if that is forbidden."""
-        with self._locks[ref.slot]:
-            if not self.is_open(ref, holder):
-                return None
-            return receive_some(self._slots[ref.slot][part])
+        """Let `receive`, which must not wait, fill parts of slots one after another.
+
+        It is offered them as far as `holder` may write them. Gives its bytes; None if `holder` may
+        not even write the first.
+        """
+        locks = [self._locks[slot] for slot in sorted({ref.slot for ref, _ in parts})]
+        for lock in locks:  # In one order everywhere, so that nobody waits in a ring.
+            lock.acquire()
+        try:
+            offered = []
+            for ref, part in parts:
+                if not self.is_open(ref, holder):
+                    break
+                offered.append(self._slots[ref.slot][part])
+            return receive(offered) if offered else None
+        finally:
+            for lock in locks:
+                lock.release()
 
     def drop(self) -> None:
         """Close every slot and let the memory go."""

@@ -6,7 +6,7 @@ count, or whose slot is not open to it, goes to a scratch buffer.
 """
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from diptych_contracts.ids import Incarnation
@@ -20,6 +20,9 @@ from diptych_kvlink.tcp_stream import TcpStream
 from diptych_kvlink.tcp_wire import Stored, Verdict
 
 _SCRATCH_BYTES = 1 << 18
+"""No less than a sealed piece."""
+_AT_ONCE_BYTES = 1 << 19
+"""Offered to the stream in one call; a slot's gate is held for that copy."""
 _ANSWERS = {fault: stored for stored, fault in wire.FAULTS.items()}
 
 
@@ -111,6 +114,7 @@ class Receiving:
         self._stream.send_all([wire.pack_welcome(verdict)])
         if verdict is not Verdict.WELCOME:
             raise TurnedDown(hello.writer, verdict)
+        self._stream.take_key(until_s)
         return hello.writer
 
     def _store_batch(self, writer: Incarnation) -> None:
@@ -123,8 +127,7 @@ class Receiving:
             slots=len(self._gates),
             slot_bytes=self._identity.slot_bytes,
         )
-        until_s = self._stream.deadline_s(sum(n_bytes for _, n_bytes in entries))
-        stored = [self._store(ref, n_bytes, holder, until_s) for ref, n_bytes in entries]
+        stored = self._store(entries, holder)
         for answer in {*stored} - {Stored.STORED}:
             self._guard.tally.add(wire.FAULTS[answer])
         self._stream.send_all([wire.pack_ack(number, stored)])
@@ -136,18 +139,46 @@ class Receiving:
         except BadTicket as err:
             return _ANSWERS.get(TicketFault(err.fault), Stored.ALTERED_TICKET)
 
-    def _store(self, ref: SlotRef, n_bytes: int, holder: Holder | Stored, until_s: float) -> Stored:
-        at, refused = 0, holder if isinstance(holder, Stored) else Stored.STORED
-        while at < n_bytes:
+    def _store(
+        self, entries: Sequence[tuple[SlotRef, int]], holder: Holder | Stored
+    ) -> list[Stored]:
+        """Take in all the bytes of a batch; gives what became of each block."""
+        stream, gates = self._stream, self._gates
+        owed = sum(n_bytes for _, n_bytes in entries)
+        until_s = stream.deadline_s(owed)
+        stream.expect_blocks([n_bytes for _, n_bytes in entries])
+        stored = [holder if isinstance(holder, Stored) else Stored.STORED] * len(entries)
+        block = at = 0
+        while owed:
+            ref, n_bytes = entries[block]
             received = None
-            if isinstance(holder, Holder) and refused is Stored.STORED:
-                part = slice(at, n_bytes)
-                received = self._gates.copy(ref, holder, part, self._stream.receive_some)
+            asked = n_bytes - at
+            if isinstance(holder, Holder) and stored[block] is Stored.STORED:
+                parts, asked = self._parts(entries, block, at)
+                received = gates.copy(parts, holder, stream.receive_across)
                 if received is None:
-                    refused = self._gates.why_closed(ref, holder)
+                    stored[block] = gates.why_closed(ref, holder)
             if received is None:
-                received = self._stream.receive_some(self._scratch[: n_bytes - at])
-            if not received:
-                self._stream.wait_for_bytes(until_s)
+                scratch = self._scratch[: n_bytes - at]
+                received, asked = stream.receive_across((scratch,)), len(scratch)
+            owed -= received
             at += received
-        return refused
+            while owed and at >= entries[block][1]:
+                at -= entries[block][1]
+                block += 1
+            if owed and received < asked:
+                stream.wait_for_bytes(until_s, owed)
+        return stored
+
+    def _parts(
+        self, entries: Sequence[tuple[SlotRef, int]], block: int, at: int
+    ) -> tuple[list[tuple[SlotRef, slice]], int]:
+        """What of the slots is to be filled next, and how many bytes that is."""
+        parts, n_bytes = [], 0
+        for ref, size in entries[block : block + self._stream.slots_at_once]:
+            parts.append((ref, slice(at, size)))
+            n_bytes += size - at
+            at = 0
+            if n_bytes >= _AT_ONCE_BYTES:
+                break
+        return parts, n_bytes

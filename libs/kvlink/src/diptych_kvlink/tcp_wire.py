@@ -9,7 +9,8 @@
 
 An ack answers one batch, when its last byte lies in its slot. Whatever does not parse, or names a
 slot or size that cannot be, is `Garbled`: the connection is cut. All of it goes through TLS 1.3,
-unless that was turned off (`links`).
+unless that was turned off (`links`); but the blocks cross sealed with a key that the writer tells,
+through TLS, once it is welcome (`tcp_sealing`).
 """
 
 import struct
@@ -24,7 +25,7 @@ from diptych_contracts.transfers import SlotRef
 
 MAGIC, ANSWER_MAGIC = b"DPTYKVL", b"DPTYKVR"
 """Two, so that a connection that met itself is not taken for a welcome."""
-VERSION = 2
+VERSION = 3
 KEY_BYTES = 16
 MAX_BLOCKS = 256
 """Blocks in one batch."""
@@ -48,7 +49,7 @@ class Verdict(IntEnum):
     """The reader's answer to a hello."""
 
     WELCOME = 0
-    OTHER_VERSION = 2
+    OTHER_VERSION = 1
     OTHER_READER = 2
     WRONG_KEY = 3
     OTHER_SLOT_SIZE = 4
@@ -144,9 +145,9 @@ def check_welcome(data: bytes, where: str) -> None:
 
 def pack_batch(number: int, blocks: Sequence[tuple[SlotRef, int]], seal: bytes = b"") -> bytes:
     """The head of a batch, written under the ticket of `seal`: its blocks follow."""
-    entries = (ENTRY.pack(ref.slot, ref.generation, n_bytes) for ref, n_bytes in blocks)
     head = BATCH.pack(_BATCH_MARK, number, len(blocks), len(seal))
-    return b"".join((head, seal, *entries))
+    numbers = [part for ref, n_bytes in blocks for part in (ref.slot, ref.generation, n_bytes)]
+    return head + seal + struct.pack("<" + "IQI" * len(blocks), *numbers)
 
 
 def unpack_batch(head: bytes) -> tuple[int, int, int]:

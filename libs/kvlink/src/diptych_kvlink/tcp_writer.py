@@ -29,7 +29,7 @@ _RETRY_S = 0.25
 _MOST_IN_KERNEL_BYTES = 8_000_000
 """What the two socket buffers hold of a batch that was sent."""
 _RENEW_BYTES = 256_000_000_000
-"""One key of AES-GCM is good for 2^24.5 records of 16 KiB (RFC 8446, 5.5): then a new handshake."""
+"""One key of AES-GCM is good for 2^34.5 of its blocks (as RFC 8446, 5.5): then a new connection."""
 
 
 class TcpWriter:
@@ -142,6 +142,8 @@ class TcpWriter:
             answers = self._ack(stream)
         except (LinkBroken, Incompatible, wire.Garbled) as err:
             raise self._broken(err) from err
+        if not any(answers):  # Each is `STORED`, which is 0.
+            return
         for ref, stored in zip(self._refs, answers, strict=True):
             if stored != wire.Stored.STORED:
                 raise _refused(ref, stored)
@@ -208,6 +210,7 @@ class TcpWriter:
         stream.send_all([hello.pack()])
         answer = stream.receive(wire.WELCOME.size, until_s)
         wire.check_welcome(answer, address.where)
+        stream.give_key()
 
     def _ack(self, stream: TcpStream) -> bytes:
         until_s = stream.deadline_s(min(self._sent_bytes, _MOST_IN_KERNEL_BYTES))

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+import msgspec
+
+from diptych_contracts.control import KvAsk, KvTransfer
 from diptych_contracts.errors import Incompatible
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.transfers import LinkEndpoint, Ticket
@@ -19,6 +22,7 @@ from diptych_kvlink.links import (
     open_writing,
 )
 from diptych_kvlink.outgoing import OutgoingTransfer
+from diptych_kvlink.outgoing_log import OutgoingLog
 from diptych_kvlink.port import LinkWriter
 from diptych_policy.codecs import CodecChoice
 
@@ -54,6 +58,7 @@ class WriterLinks:
     ) -> None:
         self.writer = writer
         self.codecs = codecs or CodecChoice()
+        self.outgoing = OutgoingLog(writer, clock=clock)
         self._settings = settings
         self._clock = clock
         self._identity = LinkIdentity()
@@ -89,7 +94,7 @@ class WriterLinks:
         Raises:
             Incompatible, LinkBroken: the link does not work; another one may.
         """
-        self._given_up = [waits for waits in self._given_up if not waits.close()]
+        self._close_given_up()
         if self._settings.seal and not (ticket.endpoint.certificate or ticket.sealing_key):
             raise Incompatible(
                 f"its reader takes KV over {ticket.endpoint.kind} unsealed; "
@@ -113,6 +118,25 @@ class WriterLinks:
         Its reader is told by the link itself, when that is over.
         """
         self._given_up.append(transfer)
+
+    def transfers(self, ask: KvAsk) -> tuple[KvTransfer, ...]:
+        """What `ask` wants to know of transfers out of this process."""
+        about, busy = ask.about, {transfer.transfer_id for transfer in self._given_up}
+        found = self.outgoing.about(about) if about else self.outgoing.transfers(ended=ask.ended)
+        return tuple(
+            msgspec.structs.replace(told, in_quarantine=True)
+            if told.ended_ms and told.transfer_id in busy
+            else told
+            for told in found
+        )
+
+    def sweep(self) -> None:
+        """End what is overdue, and let go of what is not on its way any more."""
+        self.outgoing.sweep()
+        self._close_given_up()
+
+    def _close_given_up(self) -> None:
+        self._given_up = [waits for waits in self._given_up if not waits.close()]
 
     def leave(self, endpoint: LinkEndpoint) -> None:
         """Close the link to `endpoint`, if it is open, once what was sent over it has failed."""

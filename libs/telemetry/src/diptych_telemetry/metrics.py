@@ -138,6 +138,17 @@ class TransferMetrics:
             "Time spent on moving KV bytes: export, checksum, send and acknowledgement.",
             "link",
         )
+        self.overlapped = counter(
+            "kv_transfer_overlapped_seconds_total",
+            "Of it, what ran while the engine still computed the same prompt.",
+            "link",
+        )
+        self.remainder = histogram(
+            "kv_remainder_seconds",
+            "From the end of prefill's compute until decode may begin: what was not overlapped.",
+            "link",
+            buckets=FIRST_TOKEN_BUCKETS_S,
+        )
         self.outcomes = counter("kv_transfers_total", "Transfers ended.", "link", "outcome")
         self.refused = counter(
             "kv_refused_total",

@@ -92,7 +92,7 @@ class ComposeStack:
         """Send the service in `container` a signal."""
         docker("kill", "--signal", name, container.name)
 
-    def gone(self, container: Container, timeout_s: float = 45.0) -> Container:
+    def gone(self, container: Container, timeout_s: float = 120.0) -> Container:
         """Wait until `container` runs no more; gives how it ended."""
         give_up_s = time.monotonic() + timeout_s
         while True:

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from diptych_bus.memory import MemoryBroker, MemoryBus
 from diptych_bus.port import (
@@ -41,6 +41,7 @@ from diptych_contracts.wire import Message, decode
 from diptych_testkit.virtual_time import virtual_loop
 
 T = TypeVar("T")
+NEVER_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,14 @@ class Deed(Enum):
     """Nothing; a test waits for it."""
 
 
+class Moment(asyncio.Event):
+    """What a test waits for: two minutes if it never comes, not until all tests are stopped."""
+
+    async def wait(self) -> Literal[True]:
+        async with asyncio.timeout(NEVER_S):
+            return await super().wait()
+
+
 class Cut:
     """One place at which something happens to one member."""
 
@@ -80,7 +89,7 @@ class Cut:
         self.member = member
         self.deed = deed
         self.after = after
-        self.reached = asyncio.Event()
+        self.reached = Moment()
         self.call: Call | None = None
         """Where it happened."""
         self._where = where

@@ -24,7 +24,9 @@ from diptych_testkit.ports import free_port
 GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
 MODEL = "smollm2-135m"
 READY_S = 60.0
-STOP_S = 15.0
+STOP_S = 60.0
+PAGE_S = 20.0
+"""A page that does not come is taken for that of a dead process."""
 KNOWN_S = 0.5
 """A scheduler counts on a worker from its first ready beat on: some beats after it is ready."""
 
@@ -80,7 +82,7 @@ class Process:
         """What a page of its health port says, whatever the status; empty if nobody answers."""
         url = f"http://127.0.0.1:{self.health_port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
+            with urllib.request.urlopen(url, timeout=PAGE_S) as answer:
                 return bytes(answer.read())
         except urllib.error.HTTPError as err:
             return bytes(err.read())
@@ -145,7 +147,7 @@ class LiveStack:
     def __init__(self, folder: Path, *, engine: str = "llamacpp", **settings: str) -> None:
         self.folder = folder
         self._engine = engine
-        self.guarded = GuardedNats(folder / "bus").start()
+        self.guarded = GuardedNats(folder / "bus", port=free_port()).start()
         self.nats = self.guarded.server
         self.port = free_port()
         self.processes: list[Process] = []

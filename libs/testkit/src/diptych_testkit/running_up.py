@@ -11,7 +11,7 @@ from pathlib import Path
 
 from diptych_testkit.ports import free_port
 
-READY_S = 90.0
+READY_S = 150.0
 COMMAND = (sys.executable, "-m", "diptych_cli")
 
 
@@ -67,8 +67,8 @@ class Up:
 
     def ended(self) -> int:
         """Wait until it has ended; gives the exit code."""
-        code = self.process.wait(30)
-        self._reader.join(10)
+        code = self.process.wait(60)
+        self._reader.join(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
         while (line := self._queue.get_nowait()) is not None:

@@ -46,6 +46,11 @@ class AnnouncedBlocks:
         )
         await self._bus.publish(subjects.blocks(self._worker), event)
 
+    @property
+    def count(self) -> int:
+        """How many blocks others know of."""
+        return len(self._announced)
+
     def snapshot(self) -> BlocksSnapshot:
         """All that was announced."""
         return BlocksSnapshot(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from diptych_engine.step_loop import StepLoop
 from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.links import LinkSettings
 from diptych_kvlink.lockfile import host_id
+from diptych_kvlink.surveying import survey
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_policy.codecs import CodecChoice, check_setting
 from diptych_policy.job_admission import JobAdmission
@@ -226,17 +228,7 @@ def _links(
 ) -> tuple[IncomingTransfers, WriterLinks]:
     """Both ends of the KV links. Raises `Permanent` for a codec nobody knows."""
     check_setting(settings.kv_codec, settings.kv_codecs)
-    link_settings = LinkSettings(
-        kinds=settings.links if on.engine.spec.layout.slot_bytes else (),
-        host=settings.kv_host,
-        port=settings.kv_port,
-        tls=settings.kv_tls == "required",
-        nixl_network=settings.kv_nixl,
-        clock=member.now_s,
-        codecs=settings.kv_codecs,
-        seal=settings.kv_seal == "required",
-        adapter=on.links,
-    )
+    link_settings = _link_settings(member, settings, on)
     incoming = IncomingTransfers(
         on.engine.spec.layout,
         slots=settings.transfer_slots,
@@ -253,6 +245,20 @@ def _links(
     )
     me, now_s = member.incarnation, member.now_s
     return incoming, WriterLinks(me, settings=link_settings, clock=now_s, codecs=codecs)
+
+
+def _link_settings(member: Member, settings: WorkerSettings, on: Equipment) -> LinkSettings:
+    return LinkSettings(
+        kinds=settings.links if on.engine.spec.layout.slot_bytes else (),
+        host=settings.kv_host,
+        port=settings.kv_port,
+        tls=settings.kv_tls == "required",
+        nixl_network=settings.kv_nixl,
+        clock=member.now_s,
+        codecs=settings.kv_codecs,
+        seal=settings.kv_seal == "required",
+        adapter=on.links,
+    )
 
 
 def _register(
@@ -319,7 +325,16 @@ def _parts(
             orphans=orphans,
         ),
         take_over=take_over,
-        decoding=Decoding(bus, engine, worker=me, imported=take_over.imported),
+        writing=writers,
+        survey=partial(survey, me, _link_settings(member, settings, on), codec=settings.kv_codec),
+        decoding=Decoding(
+            bus,
+            engine,
+            worker=me,
+            imported=take_over.imported,
+            remained=metrics.remained,
+            now_s=now_s,
+        ),
         embedding=embedding,
         prompts=Prompts(bus, now_s=now_s),
         blocks=blocks,
@@ -351,5 +366,5 @@ def _hand_over(
     if terms is None:
         return HandOver(peer, engine, writers, metrics=metrics)
     return EngineHandOver(
-        peer, engine, terms, worker=writers.writer, metrics=metrics, orphans=orphans
+        peer, engine, terms, outgoing=writers.outgoing, metrics=metrics, orphans=orphans
     )

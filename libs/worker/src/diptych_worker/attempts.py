@@ -39,6 +39,8 @@ class Attempt:
     """PREFILL: the KV link it holds a ticket for; empty before it has one."""
     verified_s: float = 0.0
     """DECODE: how long it took to verify the KV."""
+    remainder_s: float | None = None
+    """DECODE: from the end of prefill's compute until decode could begin."""
     sampled: asyncio.Future[NewTokens] = field(default_factory=asyncio.Future)
     """PREFILL: the token that ends it."""
     offered: asyncio.Future[EngineHandOff] = field(default_factory=asyncio.Future)

@@ -23,6 +23,9 @@ class Decoding:
         engine: Computes.
         worker: Whose attempts they are.
         imported: Told, on the event loop, that a transfer's blocks are needed no more.
+        remained: Told of each hand-over's link, and how long after prefill's compute decode could
+            begin, in seconds.
+        now_s: Monotonic seconds.
     """
 
     def __init__(
@@ -32,11 +35,15 @@ class Decoding:
         *,
         worker: Incarnation,
         imported: Callable[[TransferId], None],
+        remained: Callable[[str, float], None],
+        now_s: Callable[[], float],
     ) -> None:
         self._bus = bus
         self._engine = engine
         self._worker = worker
         self._imported = imported
+        self._remained = remained
+        self._now_s = now_s
 
     async def run(
         self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
@@ -56,6 +63,8 @@ class Decoding:
             self._engine.submit(self._work(attempt, job, blocks))
             await attempt.left.wait()
             span.set_attribute(names.ENERGY_J, attempt.energy_j)
+            if attempt.remainder_s is not None:
+                span.set_attribute(names.REMAINDER_MS, round(attempt.remainder_s * 1000, 3))
         if attempt.failure is not None:
             raise attempt.failure
 
@@ -95,16 +104,23 @@ class Decoding:
             on_imported=self._when_imported(attempt, job) if isinstance(job, DecodeJob) else None,
         )
 
+    def _note_remainder(self, attempt: Attempt, job: DecodeJob, at_s: float) -> None:
+        """What its writer told, and what has gone by here: the job's own way is not in it."""
+        received_s = attempt.accepted_s - attempt.verified_s
+        attempt.remainder_s = job.report.transfer_ms / 1000 + max(0.0, at_s - received_s)
+        self._remained(job.report.link, attempt.remainder_s)
+
     def _when_imported(self, attempt: Attempt, job: DecodeJob) -> Callable[[], None]:
         loop = asyncio.get_running_loop()
 
-        def fetched() -> None:
+        def fetched(at_s: float) -> None:
+            self._note_remainder(attempt, job, at_s)
             if job.hand_off is not None:  # until now the KV was with prefill's engine
                 self._started(attempt)
             self._imported(job.transfer_id)
 
         def imported() -> None:
-            loop.call_soon_threadsafe(fetched)
+            loop.call_soon_threadsafe(fetched, self._now_s())
 
         return imported
 

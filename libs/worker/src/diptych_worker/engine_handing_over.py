@@ -13,11 +13,11 @@ import asyncio
 
 from diptych_contracts.errors import Refused
 from diptych_contracts.handoffs import LINK, EngineHandOff, FirstToken, HandOffTerms
-from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import DecodeJob, PrefillJob, RefusalReason
 from diptych_contracts.transfers import Reserve, Ticket
 from diptych_engine.port import Engine, Phase, SequenceWork
 from diptych_kvlink.agreement import check_ticket
+from diptych_kvlink.outgoing_log import OutgoingLog, Story
 from diptych_telemetry import names, tracer
 from diptych_worker.attempts import Attempt
 from diptych_worker.decode_peer import LEASE_MARGIN_MS, DecodePeer, check_taken, ticket_of
@@ -37,14 +37,15 @@ class EngineHandOver:
         engine: Engine,
         terms: HandOffTerms,
         *,
-        worker: Incarnation,
+        outgoing: OutgoingLog,
         metrics: WorkerMetrics,
         orphans: Orphans,
     ) -> None:
         self._peer = peer
         self._engine = engine
         self._terms = terms
-        self._worker = worker
+        self._outgoing = outgoing
+        self._worker = outgoing.writer
         self._metrics = metrics
         self._orphans = orphans
         self._now_s = peer.now_s
@@ -59,9 +60,16 @@ class EngineHandOver:
         if job.link != LINK:
             raise Refused(RefusalReason.UNSUPPORTED, f"link {job.link!r}; expected {LINK!r}")
         attempt.untold = self._terms.first_token is FirstToken.DECODE
+        with self._outgoing.story(ticket_of(job.generation), reader=job.decode_worker) as story:
+            await self._run(attempt, job, story)
+
+    async def _run(self, attempt: Attempt, job: PrefillJob, story: Story) -> None:
         taken = False
         try:
+            story.asks(LINK, until_s=self._now_s() + self._within_s(job))
+            sent_s = self._now_s()
             ticket = await self._reserve(attempt, job)
+            story.reserved(until_s=sent_s + ticket.lease_ms / 1000)
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
                 span.set_attribute(names.INPUT_TOKENS, job.generation.prompt_tokens)
                 self._engine.submit(_work(attempt))
@@ -69,7 +77,7 @@ class EngineHandOver:
                     await attempt.sampled
                 offer = await _offered(attempt)
             if offer is not None:
-                await self._hand_over(attempt, job, ticket, offer)
+                await self._hand_over(attempt, job, ticket, offer=offer, story=story)
                 taken = True
                 await attempt.sampled
         finally:
@@ -101,9 +109,16 @@ class EngineHandOver:
         return ticket
 
     async def _hand_over(
-        self, attempt: Attempt, job: PrefillJob, ticket: Ticket, offer: EngineHandOff
+        self,
+        attempt: Attempt,
+        job: PrefillJob,
+        ticket: Ticket,
+        *,
+        offer: EngineHandOff,
+        story: Story,
     ) -> None:
         began_s = self._now_s()
+        story.awaits_answer(until_s=began_s + self._within_s(job))
         first = None if self._terms.pair_up_front else attempt.sampled.result()
         decode = DecodeJob(
             generation=job.generation,
@@ -118,10 +133,12 @@ class EngineHandOver:
         )
         with spans.start_as_current_span(names.KV_TRANSFER) as span:
             span.set_attribute(names.LINK, LINK)
+            span.set_attribute(names.TRANSFER_ID, ticket.transfer_id)
             answer = await self._peer.decode(job, decode, within_s=self._within_s(job))
         check_taken(answer, job)
         took_s = self._now_s() - began_s
-        self._metrics.handed_over(LINK, 0, moving_s=0.0, took_s=took_s)
+        story.handed_over(remainder_s=took_s)
+        self._metrics.handed_over(LINK, 0, moving_s=0.0, overlap_frac=0.0, took_s=took_s)
 
     async def _withdraw(self, attempt: Attempt, job: PrefillJob, *, taken: bool) -> None:
         """Stop computing, and give the ticket back if its holder does not have the job."""

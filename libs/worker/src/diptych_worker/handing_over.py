@@ -3,6 +3,7 @@
 import asyncio
 
 import msgspec
+from opentelemetry.trace import Span
 
 from diptych_contracts.errors import Incompatible, LinkBroken, Refused
 from diptych_contracts.jobs import DecodeJob, Generation, JobRefused, PrefillJob
@@ -10,6 +11,7 @@ from diptych_contracts.transfers import Reserve
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.agreement import check_ticket
 from diptych_kvlink.outgoing import LOOK_S, OutgoingTransfer
+from diptych_kvlink.outgoing_log import Story
 from diptych_kvlink.verifying import context_salt
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_telemetry import logger, names, tracer
@@ -49,16 +51,23 @@ class HandOver:
         Raises:
             DiptychError: the hand-off failed; nothing is held on either side.
         """
+        with self._links.outgoing.story(
+            ticket_of(job.generation), reader=job.decode_worker
+        ) as story:
+            await self._run(attempt, job, story)
+
+    async def _run(self, attempt: Attempt, job: PrefillJob, story: Story) -> None:
         transfer: OutgoingTransfer | None = None
         handed_over, why = False, ""
         try:
-            transfer = await self._open(attempt, job)
+            transfer = await self._open(attempt, job, story)
+            story.opened(transfer)
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
                 span.set_attribute(names.INPUT_TOKENS, job.generation.prompt_tokens)
                 self._engine.submit(_work(attempt, job.generation, transfer))
                 news = await _sampled(attempt, transfer)
             if news.finish is None:
-                await self._hand_over(attempt, job, transfer, news)
+                await self._hand_over(attempt, job, transfer, news=news, story=story)
                 handed_over = True
         except BaseException as err:
             why = str(err) or _ENDED.get(type(err), type(err).__name__)
@@ -92,15 +101,17 @@ class HandOver:
             await asyncio.sleep(_CLOSING_S)
         return True
 
-    async def _open(self, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
+    async def _open(self, attempt: Attempt, job: PrefillJob, story: Story) -> OutgoingTransfer:
         """A ticket and its open link: the job's, or the next one if that cannot be opened."""
-        link = job.link
+        link, why = job.link, ""
         for next_link in (job.next_link, job.last_link):
+            story.asks(link, until_s=self._now_s() + self._peer.within_s(job), why=why)
             try:
                 return await self._open_over(link, attempt, job)
             except (Incompatible, LinkBroken) as err:
                 if next_link is None:
                     raise
+                why = f"{link} cannot be opened: {err}"
                 log.warning(
                     "kv_link_fell_back",
                     request_id=attempt.key.request_id,
@@ -110,6 +121,7 @@ class HandOver:
                 )
             self._metrics.fell_back(link)
             link = next_link
+        story.asks(link, until_s=self._now_s() + self._peer.within_s(job), why=why)
         return await self._open_over(link, attempt, job)
 
     async def _open_over(self, link: str, attempt: Attempt, job: PrefillJob) -> OutgoingTransfer:
@@ -117,12 +129,14 @@ class HandOver:
         with spans.start_as_current_span(names.KV_RESERVE) as span:
             span.set_attribute(names.LINK, link)
             span.set_attribute(names.LINK_FELL_BACK, link != job.link)
+            span.set_attribute(names.TRANSFER_ID, reserve.transfer_id)
             try:
                 ticket = await self._peer.reserve(job, reserve)
             except Refused as err:
                 span.set_attribute(names.KV_REFUSED, str(err.reason))
                 raise
             attempt.link = link
+            span.set_attribute(names.TRANSFER_BLOCKS, len(ticket.slots))
             check_ticket(ticket, reserve, tokens=context_tokens(job.generation))
             salt = context_salt(job.generation, self._engine.spec.fingerprint.base)
             return await self._links.transfer(ticket, sent_s=sent_s, salt=salt)
@@ -148,21 +162,19 @@ class HandOver:
         attempt: Attempt,
         job: PrefillJob,
         transfer: OutgoingTransfer,
+        *,
         news: NewTokens,
+        story: Story,
     ) -> None:
         with spans.start_as_current_span(names.KV_TRANSFER) as span:
             ended_s = self._now_s()
             within_s = self._peer.within_s(job)
             digests = await transfer.digests(within_s)
-            written_s = self._now_s() - ended_s
+            computed_s = transfer.overlap.computed_s or ended_s
+            written_s = self._now_s() - computed_s
             n_bytes = sum(digest.n_bytes for digest in digests)
-            span.set_attribute(names.LINK, transfer.kind)
-            span.set_attribute(names.LINK_TLS, transfer.encrypted)
-            span.set_attribute(names.CODEC, transfer.codec)
-            span.set_attribute(names.SEALED, transfer.sealed)
-            span.set_attribute(names.RAW_BYTES, transfer.raw_bytes)
-            span.set_attribute(names.TRANSFER_BYTES, n_bytes)
-            span.set_attribute(names.TRANSFER_BLOCKS, len(digests))
+            _describe(span, transfer, n_bytes=n_bytes, blocks=len(digests))
+            story.awaits_answer(until_s=self._now_s() + within_s)
             decode = DecodeJob(
                 generation=job.generation,
                 prefill_worker=self._links.writer,
@@ -180,14 +192,18 @@ class HandOver:
             answer = await self._peer.decode(
                 job, decode, within_s=within_s, gone=transfer.reader_is_gone
             )
+            remainder_s = self._now_s() - computed_s
+            span.set_attribute(names.REMAINDER_MS, round(remainder_s * 1000, 3))
             if isinstance(answer, JobRefused):
                 span.set_attribute(names.KV_REFUSED, str(answer.fault or answer.reason))
         check_taken(answer, job)
+        story.handed_over(remainder_s=remainder_s)
         self._metrics.handed_over(
             transfer.kind,
             n_bytes,
             moving_s=transfer.moving_s,
-            took_s=self._now_s() - ended_s,
+            overlap_frac=transfer.overlap.frac,
+            took_s=remainder_s,
         )
         self._metrics.packed(transfer.codec, transfer.raw_bytes, transfer.packing_s)
         self._links.codecs.crossed(_way(transfer.kind, job), n_bytes, transfer.sending_s)
@@ -200,6 +216,24 @@ async def _sampled(attempt: Attempt, transfer: OutgoingTransfer) -> NewTokens:
         if transfer.failure is not None:
             raise transfer.failure
     return await attempt.sampled
+
+
+def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int, blocks: int) -> None:
+    moving_s = transfer.moving_s
+    span.set_attributes(
+        {
+            names.TRANSFER_ID: transfer.transfer_id,
+            names.LINK: transfer.kind,
+            names.LINK_TLS: transfer.encrypted,
+            names.CODEC: transfer.codec,
+            names.SEALED: transfer.sealed,
+            names.RAW_BYTES: transfer.raw_bytes,
+            names.TRANSFER_BYTES: n_bytes,
+            names.TRANSFER_BLOCKS: blocks,
+            names.GB_PER_S: round(n_bytes / moving_s / 1e9, 3) if moving_s else 0.0,
+            names.OVERLAP_FRAC: round(transfer.overlap.frac, 3),
+        }
+    )
 
 
 def _way(link: str, job: PrefillJob) -> str:

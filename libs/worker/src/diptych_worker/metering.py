@@ -84,12 +84,19 @@ class WorkerMetrics:
         elif attempt.phase is not Phase.DECODE:
             self._model.first_token.observe(now_s - attempt.accepted_s)
 
-    def handed_over(self, link: str, n_bytes: int, *, moving_s: float, took_s: float) -> None:
-        """A transfer was taken over; its bytes took `moving_s`, most of it while computing."""
+    def handed_over(
+        self, link: str, n_bytes: int, *, moving_s: float, overlap_frac: float, took_s: float
+    ) -> None:
+        """A transfer was taken over; its bytes took `moving_s`, a share of it while computing."""
         self._transfers.outcomes.labels(link, "handed_over").inc()
         self._transfers.bytes.labels(link).inc(n_bytes)
         self._transfers.moving.labels(link).inc(moving_s)
+        self._transfers.overlapped.labels(link).inc(moving_s * overlap_frac)
         self._transfers.duration.labels(link).observe(took_s)
+
+    def remained(self, link: str, remainder_s: float) -> None:
+        """Decode may begin, `remainder_s` after its prefill was computed."""
+        self._transfers.remainder.labels(link).observe(remainder_s)
 
     def engine_gone(self, *, gone: bool) -> None:
         """Whether the engine behind the worker does not answer."""

@@ -1,9 +1,11 @@
 """The shell both workers share: jobs in, journal entries out."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
+
+import msgspec
 
 from diptych_bus.port import Delivery
 from diptych_chassis.draining import Drain
@@ -36,11 +38,13 @@ from diptych_contracts.jobs import (
     PrefillJob,
     RefusalReason,
 )
+from diptych_contracts.link_reports import LinksAsk, LinksReport
 from diptych_contracts.orders import Signed
 from diptych_contracts.transfers import Release, Released, Reserve, ReserveAnswer, Ticket
 from diptych_engine.port import Engine, Phase, SequenceKey
 from diptych_kvlink.claiming import IncomingBlock
 from diptych_kvlink.sealing import BadTicket
+from diptych_kvlink.writer_links import WriterLinks
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_policy.overtaken import Rounds
 from diptych_telemetry import logger
@@ -69,7 +73,8 @@ _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
 
 
-ControlAsk = KvAsk | BlocksQuery | Signed
+ControlAsk = KvAsk | LinksAsk | BlocksQuery | Signed
+ControlAnswer = KvSnapshot | LinksReport | BlocksSnapshot | ForgetAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ class Parts:
     news: EngineNews
     hand_over: HandOver | EngineHandOver
     take_over: TakeOver
+    writing: WriterLinks
+    survey: Callable[..., LinksReport]
     decoding: Decoding
     embedding: EmbedDesk
     prompts: Prompts
@@ -103,6 +110,8 @@ class Worker:
         self._news = parts.news
         self._hand_over = parts.hand_over
         self._take_over = parts.take_over
+        self._writing = parts.writing
+        self._survey = parts.survey
         self._prompts = parts.prompts
         self._blocks = parts.blocks
         self._register = parts.register
@@ -297,17 +306,27 @@ class Worker:
     async def _on_release(self, delivery: Delivery) -> Released:
         return self._take_over.release(delivery.decode(Release))
 
-    async def _on_control(self, delivery: Delivery) -> KvSnapshot | BlocksSnapshot | ForgetAnswer:
+    async def _on_control(self, delivery: Delivery) -> ControlAnswer:
         ask: ControlAsk = delivery.decode(ControlAsk)
         match ask:
             case KvAsk():
-                return self._take_over.snapshot(self._me, ask)
+                return self._kv(ask)
+            case LinksAsk():
+                return await asyncio.to_thread(self._survey, gpus=ask.gpus)
             case BlocksQuery():
                 return self._blocks.snapshot()
             case Signed():
                 return await self._obey(delivery.data)
             case _:
                 assert_never(ask)
+
+    def _kv(self, ask: KvAsk) -> KvSnapshot:
+        return msgspec.structs.replace(
+            self._take_over.snapshot(self._me, ask),
+            outgoing=self._writing.transfers(ask),
+            prefix_blocks=self._blocks.count,
+            unix_ms=self._member.unix_ms(),
+        )
 
     async def _obey(self, data: bytes) -> ForgetAnswer:
         try:
@@ -323,6 +342,7 @@ class Worker:
 
     async def _sweep(self) -> None:
         self._take_over.sweep()
+        self._writing.sweep()
         now_s = self._member.now_s()
         for attempt in list(self._attempts.values()):
             if now_s >= attempt.expires_s and not attempt.stopping:

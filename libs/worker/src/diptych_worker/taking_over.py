@@ -119,15 +119,24 @@ class TakeOver:
 
     def _no(self, request: Reserve, reason: RefusalReason, detail: str) -> ReserveRefused:
         self._metrics.kv_refused(reason)
+        self._incoming.note_refused(request, f"{reason}: {detail}", self._now_s())
         return ReserveRefused(transfer_id=request.transfer_id, reason=reason, detail=detail)
 
     def snapshot(self, worker: Incarnation, ask: KvAsk) -> KvSnapshot:
         """The transfers on their way here."""
+        incoming, now_s = self._incoming, self._now_s()
+        if ask.about:
+            found = incoming.about(ask.about, now_s)
+        else:
+            found = incoming.transfers(now_s, ended=ask.ended, slots=ask.slots)
         return KvSnapshot(
             worker=worker,
-            slots=self._incoming.slots_total,
-            slots_used=self._incoming.slots_used,
-            transfers=tuple(self._incoming.transfers(self._now_s(), ended=ask.ended)),
+            slots=incoming.slots_total,
+            slots_used=incoming.slots_used,
+            slots_quarantined=incoming.slots_quarantined,
+            slot_bytes=incoming.slot_bytes,
+            lease_ms=round(incoming.lease_s * 1000),
+            transfers=tuple(found),
         )
 
     @property
@@ -164,7 +173,10 @@ class TakeOver:
             Unverified: the blocks are not what was written; nothing may be decoded from them.
         """
         with spans.start_as_current_span(names.KV_VERIFY) as span:
+            span.set_attribute(names.TRANSFER_ID, job.transfer_id)
+            span.set_attribute(names.LINK, job.report.link)
             span.set_attribute(names.TRANSFER_BLOCKS, len(job.blocks))
+            span.set_attribute(names.TRANSFER_BYTES, sum(block.n_bytes for block in job.blocks))
             try:
                 check_hand_off(self._terms, job)
                 blocks = self._incoming.claim(

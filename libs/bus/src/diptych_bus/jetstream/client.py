@@ -1,15 +1,22 @@
-"""nats-py's client with an identity of ours, which may be renewed while it is connected."""
+"""nats-py's client with an identity of ours, which may be renewed while it is connected.
 
+And with an end: nats-py connects inside `wait_for`, which before Python 3.12 swallows a
+cancellation that arrives together with the answer, or the refusal. Its loops then try again for
+ever, and a client that was closed would come back.
+"""
+
+import asyncio
 import base64
 import ssl
 from collections.abc import Mapping
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
+from nats.aio.client import Client, Srv
 
 from diptych_bus.access import Access
 from diptych_bus.jetstream.transport import AbortingTransport
+from diptych_bus.lifetime import heeding, stop
 from diptych_contracts.errors import Permanent
 
 _NOT_BELIEVED = ("authorization violation", "authentication", "maximum subscriptions exceeded")
@@ -26,7 +33,7 @@ class IdentifiedClient(Client):
         super().__init__()
         self._access = access
         tls = None if access is None else access.tls
-        self._transport = AbortingTransport(tls)
+        self._transport: AbortingTransport = AbortingTransport(tls)
         self.refusals = 0
         """How often the server did not believe it since it last did."""
 
@@ -40,9 +47,23 @@ class IdentifiedClient(Client):
             return
         await super()._process_err(err_msg)
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        ended = self.is_closed
+        self._transport.leaving = True
+        healing = self._reconnection_task
+        await super()._close(status, do_cbs)
+        if healing is not None and healing is not asyncio.current_task():
+            await stop(healing)
+        if not (ended or self.is_closed):  # it came back just before it was stopped
+            self._transport.leaving = True
+            await super()._close(status, False)
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        await heeding(super()._connect_to_server(s))
+
     async def _process_connect_init(self) -> None:
         try:
-            await super()._process_connect_init()
+            await heeding(super()._process_connect_init())
         except nats.errors.Error as err:
             self.refusals += any(reason in str(err).lower() for reason in _NOT_BELIEVED)
             raise

@@ -112,8 +112,10 @@ class Connection:
                 flush_timeout=2.0,
             )
             await within(wait_s, connecting)
-        except _ERRORS as err:
+        except BaseException as err:
             await self.client.close()
+            if not isinstance(err, _ERRORS):
+                raise
             reason = self._last_error or err
             raise BusAway(f"expected NATS at {self._url} within {wait_s:g} s: {reason}") from err
         self._up.set()

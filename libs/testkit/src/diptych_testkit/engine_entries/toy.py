@@ -14,7 +14,7 @@ from diptych_testkit.toy_request_engine import Faults, ToyRequestEngine, ToySett
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
 
-_TIMES = WatchTimes(health_s=0.05, answer_s=1.0, stats_s=0.02)
+_TIMES = WatchTimes(health_s=0.05, answer_s=60.0, stats_s=0.02)
 
 
 @cache

@@ -7,7 +7,7 @@ from diptych_engine.request_watch import WatchTimes
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
 
-QUICK = WatchTimes(health_s=0.1, answer_s=5.0, stats_s=0.05)
+QUICK = WatchTimes(health_s=0.1, answer_s=60.0, stats_s=0.05)
 
 
 def answer_texts(codec: TextCodec) -> Callable[[Stopping], AnswerText]:

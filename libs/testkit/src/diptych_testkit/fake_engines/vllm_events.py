@@ -38,7 +38,7 @@ class FakeVllmEvents:
 
     def wait_for_listener(self) -> None:
         """Returns once somebody has subscribed."""
-        assert self._socket.poll(10_000)
+        assert self._socket.poll(60_000)
         self._socket.recv()
 
     def publish(self, *events: Any, lost: bool = False) -> None:
