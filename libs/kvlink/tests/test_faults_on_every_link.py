@@ -32,7 +32,7 @@ LINKS = [
     pytest.param("nixl/tcp,cma", marks=needs_nixl),
 ]
 BLOCKS = 3
-GONE = "its reader is gone|the peer is gone|the peer has closed|(receiv|send)ing failed"
+GONE = "its reader is gone|the peer is gone|the peer has closed|receiving failed|sending failed"
 Make = Callable[..., Pair]
 
 

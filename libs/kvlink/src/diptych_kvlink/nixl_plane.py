@@ -317,7 +317,7 @@ class Plane:
             self._let_go(running)
             running.holds()
         else:
-            log.warning("kv link: in doubt whether a write is over: %s", failure)
+            log.warning("kv link: in doubt whether a write is over: %s", str(failure))
             self._doubtful.append(_InDoubt(running, running.proof, time.monotonic()))
         running.program.close()
         running.future.set_exception(failure)
