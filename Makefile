@@ -33,7 +33,8 @@ check: $(STAMP) ## format, lint, types, imports, spelling
 faults: $(STAMP) ## 200 seeds of every fault, in virtual time (minutes)
 	DIPTYCH_FAULT_SEEDS=200 $(BIN)/python -m pytest -q -n $(CORES) tests/faults/test_seeded_faults.py
 
-live: $(STAMP) ## real nats-server, real engine, real processes
+live: $(STAMP) ## real nats-server, real engine, real processes (as root it brings Redis and memcached)
+	infra/ci/stores.sh
 	$(BIN)/diptych models pull
 	$(BIN)/python -m pytest -q -m live
 
@@ -76,9 +77,9 @@ triton: $(STAMP) ## workers in front of a real Triton server, on a CPU (installs
 	$(BIN)/python -m diptych_testkit.triton_server tests/triton
 	$(BIN)/python -m pytest -q --durations=5 -m triton tests/triton tests/engines
 
-equality: $(STAMP) ## fifty prompts over every mode, link, crowd and cached prefix (long)
+equality: $(STAMP) ## every mode and link against one bare engine; KV of 200 prompts over each link (half an hour)
 	$(BIN)/diptych models pull
-	DIPTYCH_EQUALITY_PROMPTS=50 $(BIN)/python -m pytest -q -m live tests/equality
+	DIPTYCH_EQUALITY_PROMPTS=50 DIPTYCH_EQUALITY_HAND_OFFS=200 $(BIN)/python -m pytest -q --durations=12 -m live tests/equality
 
 bench: $(STAMP) ## the numbers in the README
 	for bench in stream handoff durability; do $(BIN)/python bench/$$bench.py || exit 1; done

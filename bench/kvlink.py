@@ -1,6 +1,7 @@
 """KV links beside what they are made of: memcpy, plain shared memory, a plain socket.
 
-    python bench/kvlink.py [--rounds 5] [--most-mb 256] [--seconds 0.3] [--only 65536x128] [--warm]
+    python bench/kvlink.py [--rounds 5] [--most-mb 256] [--seconds 0.3] [--warm]
+        [--goals | --only 65536x128]
 
 Two processes on this machine; the links as they ship, opened by `kvlink.links`. All ways of a row
 take turns in one run, so that a noisy machine disturbs them alike; the figure is the median of the
@@ -12,12 +13,13 @@ rounds, behind it least and most. NIXL's row is missing where it is not installe
     CPU       seconds per GB, both processes, unchecked
     latency   one transfer of all the row's blocks, moved and confirmed, ms
 
-memcpy is one copy within one process between two pools whose pages were all touched before, block
-by block, as is every other way; goals are shares of it, or of the socket, unchecked. Each transfer
-takes other blocks and other slots than the last one, out of 128 MiB and more, by every way: KV that
-is handed over lies in memory, not in a cache (`--warm`: always the same). A reader's time is the
-time it hashes for: how it hears that all is there (the bus) belongs to no link. The plain ways hear
-of it through a pipe, which is in their figures.
+memcpy is one copy within one process, block by block as every other way, between two pools of
+ordinary pages that were all touched before; `memcpy 2M` is the same into pages of 2 MiB, which the
+links' slots lie on. Goals are shares of memcpy, or of the socket, unchecked. Each transfer takes
+other blocks and other slots than the last one, out of 128 MiB and more, by every way: KV that is
+handed over lies in memory, not in a cache (`--warm`: always the same). A reader's time is the time
+it hashes for: how it hears that all is there (the bus) belongs to no link. The plain ways hear of
+it through a pipe, which is in their figures.
 """
 
 import argparse
@@ -67,6 +69,7 @@ def main() -> None:
     options.add_argument("--most-mb", type=int, default=256, help="of one transfer")
     options.add_argument("--seconds", type=float, default=0.3, help="per round, way and row")
     options.add_argument("--only", help="one row: BYTESxBLOCKS")
+    options.add_argument("--goals", action="store_true", help="only the rows that have goals")
     options.add_argument("--warm", action="store_true", help="always the same blocks")
     options.add_argument("--reader", help=argparse.SUPPRESS)
     chosen = options.parse_args()
@@ -76,7 +79,7 @@ def main() -> None:
     how = "from cache where it fits" if chosen.warm else "from memory"
     print(f"{hardware()}; {how}; medians of {chosen.rounds} rounds (least to most)")
     verdicts: list[str] = []
-    for size, count in rows(chosen.only, chosen.most_mb):
+    for size, count in rows(chosen.only, chosen.most_mb, goals=chosen.goals):
         windows = 1 if chosen.warm else min(MOST_WINDOWS, -(-ROTATED_BYTES // (size * count)))
         room = Room(size, count, windows)
         cells = measure(room, rounds=chosen.rounds, seconds=chosen.seconds)
@@ -95,15 +98,26 @@ def main() -> None:
         print(f"  {verdict}")
 
 
-def rows(only: str | None, most_mb: int) -> Iterator[tuple[int, int]]:
+def rows(only: str | None, most_mb: int, *, goals: bool) -> Iterator[tuple[int, int]]:
     if only:
         size, _, count = only.partition("x")
         yield int(size), int(count)
         return
     for size in SIZES:
         for count in COUNTS:
-            if size * count <= most_mb << 20:
+            aimed = is_large(size, count) or is_smallest(size, count)
+            if size * count <= most_mb << 20 and (aimed or not goals):
                 yield size, count
+
+
+def is_large(size: int, count: int) -> bool:
+    """Whether speed has a goal."""
+    return size * count >= 8 << 20 and size >= 64 << 10
+
+
+def is_smallest(size: int, count: int) -> bool:
+    """Whether latency has one."""
+    return (size, count) == (SIZES[0], 1)
 
 
 def measure(room: Room, *, rounds: int, seconds: float) -> dict[str, Cell]:
@@ -172,7 +186,7 @@ class Measuring:
 
 
 def judged(size: int, count: int, cells: dict[str, Cell]) -> Iterator[str]:
-    if size * count >= 8 << 20 and size >= 64 << 10:
+    if is_large(size, count):
         for way, (whom, plain_frac, checked_frac) in GOALS.items():
             if way in cells:
                 row, whole = f"{size >> 10} KiB x {count}", statistics.median(cells[whom].gb_per_s)
@@ -181,7 +195,7 @@ def judged(size: int, count: int, cells: dict[str, Cell]) -> Iterator[str]:
                 if checked_frac is not None:
                     seen = statistics.median(cells[way].checked) / whole
                     yield verdict(f"{row}: {way} checked, of {whom}", seen, checked_frac)
-    if size == SIZES[0] and count == 1:
+    if is_smallest(size, count):
         for way in GOALS:
             if way in cells:
                 seen_ms = statistics.median(cells[way].latency_ms)

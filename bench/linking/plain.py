@@ -6,7 +6,15 @@ import socket
 import threading
 from pathlib import Path
 
-from diptych_kvlink.pool_file import PoolShape, private_slots
+from diptych_kvlink.pool_file import PoolShape
+
+
+def ordinary(shape: PoolShape) -> list[memoryview]:
+    """Private slots on pages as programs get them (4 KiB), each touched."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    whole = memoryview(mmap.mmap(-1, shape.slots * shape.stride_bytes, flags=flags))
+    starts = range(0, len(whole), shape.stride_bytes)
+    return [whole[at : at + shape.slot_bytes] for at in starts]
 
 
 def shared_memory(folder: str, shape: PoolShape) -> tuple[str, list[memoryview]]:
@@ -32,7 +40,7 @@ def listener(shape: PoolShape, count: int) -> tuple[int, list[memoryview]]:
     A round begins with a byte: the number of the window of slots that it goes into.
     """
     listening = socket.create_server(("127.0.0.1", 0))
-    slots = private_slots(shape)
+    slots = ordinary(shape)
 
     def serve() -> None:
         sock = listening.accept()[0]

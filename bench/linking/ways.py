@@ -11,10 +11,10 @@ from diptych_kvlink.nixl_writer import NixlWriting
 from diptych_kvlink.pool_file import PoolShape, private_slots
 from diptych_kvlink.verifying import checksum
 from linking.child import Child
-from linking.plain import called, mapped
+from linking.plain import called, mapped, ordinary
 from linking.reader import SALT, STALL_S, WRITER
 
-BATCH_BLOCKS, BATCH_BYTES = 256, 16_000_000
+BATCH_BLOCKS, BATCH_BYTES = 256, 1 << 24
 """As `kvlink.outgoing` sends."""
 
 
@@ -61,13 +61,14 @@ class Ways:
 
     def __init__(self, reader: Child, room: Room, writer: Writer) -> None:
         self._reader, self._room = reader, room
-        self._blocks = private_slots(room.shape)
+        self._blocks = ordinary(room.shape)
         for number, block in enumerate(self._blocks):
             block[:] = bytes([number % 251 + 1]) * room.size
         self._refs = [SlotRef(slot=slot, generation=1) for slot in range(room.shape.slots)]
         self._closing: list[Callable[[], None]] = []
         self.ways = {
-            "memcpy": self._memcpy(),
+            "memcpy": Way(self._copying(ordinary(room.shape))),
+            "memcpy 2M": Way(self._copying(private_slots(room.shape))),
             "shared mem": self._plain_memory(),
             "socket": self._plain_socket(),
         }
@@ -97,9 +98,6 @@ class Ways:
         link.connect()
         self._closing.append(link.close)
         return link
-
-    def _memcpy(self) -> Way:
-        return Way(self._copying(private_slots(self._room.shape)))
 
     def _plain_memory(self) -> Way:
         copy = self._copying(mapped(self._reader.told["plain"], self._room.shape))

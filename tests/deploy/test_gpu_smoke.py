@@ -37,7 +37,7 @@ def smoke() -> Iterator[Any]:
         yield importlib.import_module("smoke")
     finally:
         sys.path.remove(str(FOLDER))
-        for name in ("smoke", "sides"):
+        for name in ("smoke", "pairs", "sides"):
             sys.modules.pop(name, None)
 
 

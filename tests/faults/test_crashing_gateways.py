@@ -246,9 +246,12 @@ async def test_record_ending_but_no_end_published_and_its_gateway_dies() -> None
         small_gateway(case.fleet, "g1", total_s=(0.5,), silence_grace_s=0) as g1,
     ):
         cut = case.broker.kill_before("g1", lambda call: call.kind == "record")
-        asking = asyncio.create_task(g1.post(CHAT, chat(2000)))
-        request = await the_request(case)
-        await cut.reached.wait()
+        reached = asyncio.create_task(cut.reached.wait())
+        while not reached.done():  # where the scheduler was first to say that its time is over
+            asking = asyncio.create_task(g1.post(CHAT, chat(2000)))
+            await asyncio.wait({asking, reached}, return_when=asyncio.FIRST_COMPLETED)
+        await reached
+        request = requests(case)[-1]
         await g1.kill()
         await dropped(asking)
         record, _ = await over(case, request.request_id)

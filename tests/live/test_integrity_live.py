@@ -19,8 +19,8 @@ from diptych_testkit.live_stack import MODEL, LiveStack, Process
 pytestmark = pytest.mark.live
 
 LONG = "Once upon a time there was a lighthouse keeper who counted every ship. " * 60
-LATER = 8
-"""Two chunks of 256 tokens, of the four that the prompt takes."""
+LATER = 4
+"""A chunk of 256 tokens, of the four that the prompt takes, in blocks of 64."""
 _SHAPE = struct.Struct("<8sQQ")
 
 

@@ -403,6 +403,60 @@ def test_a_cached_prefix_does_not_change_the_answer(
     assert caching.is_idle()
 
 
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("length", [65, 129, 400])
+def test_restored_kv_does_not_change_the_answer(
+    workers, caching, codec, length: int, sampling: Sampling
+) -> None:
+    """Of another engine: alone, in company, behind a cached block, and handed over."""
+    kind = "greedy" if sampling.temperature == 0 else "seeded"
+    ids = codec.encode(f"Kept, {kind} {length}: " + TEXT * 3)
+    prompt, name = ids[:length], f"kept-{kind}{length}"
+    slots = Slots(workers[0].loop.spec.layout.slot_bytes, length)
+    maker = work(f"{name}-maker", prompt, phase=Phase.PREFILL, sink=slots)
+    plain = work(f"{name}-plain", prompt, sampling=sampling)
+    for each, prefill in ((maker, True), (plain, False)):
+        workers[0].loop.submit(each)
+        expected = workers[0].wait(each.key, prefill=prefill)
+    kept = slots.blocks()[: (length - 1) // 64]
+    others = [(*ids[:64], *ids[100 + n : 140 + n]) for n in range(3)]
+    for turn in ("alone", "in company", "behind a block"):
+        caching.loop.forget("").result(WAIT_S)
+        company = [work(f"{name}-{turn}-{n}", other) for n, other in enumerate(others)]
+        for each in company if turn != "alone" else ():
+            caching.loop.submit(each)
+            if turn == "behind a block":
+                caching.wait(each.key)
+        job = work(f"{name}-{turn}", prompt, sampling=sampling, restored=kept)
+        caching.loop.submit(job)
+        assert caching.wait(job.key) == expected
+        assert caching.cached(job.key) == len(kept) * 64
+        for each in company if turn != "alone" else ():
+            caching.wait(each.key)
+    caching.loop.forget("").result(WAIT_S)
+    over = hand_over(caching, work(f"{name}-over", prompt, sampling=sampling, restored=kept))
+    workers[1].loop.submit(over)
+    assert [*over.answer_ids, *workers[1].wait(over.key)] == expected
+    assert caching.is_idle()
+
+
+def test_kept_kv_that_the_engine_refuses_is_computed(workers, codec) -> None:
+    prompt = codec.encode("Spoilt: " + TEXT)[:200]
+    slots = Slots(workers[0].loop.spec.layout.slot_bytes, 200)
+    maker = work("spoilt-maker", prompt, phase=Phase.PREFILL, sink=slots)
+    workers[0].loop.submit(maker)
+    first = workers[0].wait(maker.key, prefill=True)
+    good = slots.blocks()[:3]
+    other = KvBlock(64, 128, good[2].data)
+    short = replace(good[1], data=good[1].data[:-1])
+    for number, bad in enumerate((other, short)):
+        job = work(f"spoilt-{number}", prompt, restored=(good[0], bad, good[2]))
+        workers[1].loop.submit(job)
+        assert workers[1].wait(job.key)[:1] == first
+        assert workers[1].cached(job.key) == 0
+        assert workers[1].is_idle()
+
+
 @pytest.mark.parametrize("length", [64, 65, 128, 129, 200])
 def test_a_cached_prefix_is_handed_over_as_if_computed(
     workers, caching, codec, length: int

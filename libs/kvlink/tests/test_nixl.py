@@ -67,8 +67,8 @@ BLIND_WRITER_PROGRAM = textwrap.dedent(
         print("posted", flush=True)
         yield Post(
             "WRITE",
-            [(one.source.address, n, 0) for one, n in zip(batch.given, batch.sizes)],
-            [(one.slot_at, n, 0) for one, n in zip(batch.given, batch.sizes)],
+            [(source, n_bytes, 0) for source, _, n_bytes in batch.spans],
+            [(slot, n_bytes, 0) for _, slot, n_bytes in batch.spans],
             batch.agent,
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from diptych_contracts.codecs import INT8, LOSSLESS, RAW
 from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.transfers import Ticket
 from diptych_kvlink.agreement import check_ticket
-from diptych_kvlink.links import SHM, LinkSettings
+from diptych_kvlink.links import SHM, TCP, LinkSettings
 from diptych_kvlink.outgoing import OutgoingTransfer
 from diptych_kvlink.packing import Packing
 from diptych_kvlink.writer_links import WriterLinks
 
+Tee = Callable[[int, memoryview], None]
 CONTENTS = [b"abc" * 2000, b"de" * 3000, bytes(3001)]
 
 
@@ -27,12 +29,15 @@ def settings(settings: LinkSettings) -> LinkSettings:
     return replace(settings, codecs=(RAW, LOSSLESS, INT8), seal=True)
 
 
-async def written(reader: Any, ticket: Ticket, thread: ThreadPoolExecutor) -> Any:
+async def written(
+    reader: Any, ticket: Ticket, thread: ThreadPoolExecutor, tee: Tee | None = None
+) -> Any:
     link = reader.link()
     link.connect()
     transfer = OutgoingTransfer(
         ticket, link, thread=thread, sent_s=0.0, salt=reader.salt, clock=lambda: 0.0
     )
+    transfer.tee = tee
     for index, content in enumerate(CONTENTS):
         transfer.buffer(index)[: len(content)] = content
         transfer.written(index, len(content))
@@ -51,18 +56,37 @@ async def test_encoded_and_sealed_blocks_come_back(
 ) -> None:
     ticket = asked(reader)
     assert ticket.codec == LOSSLESS
-    assert bool(ticket.sealing_key) == (kind == SHM)  # the other one speaks TLS
+    assert bool(ticket.sealing_key) == (kind != TCP)  # the other one speaks TLS
 
     transfer, digests = await written(reader, ticket, link_thread)
     assert transfer.raw_bytes == 15001 > 10 * transfer.bytes_written
-    assert (transfer.codec, transfer.sealed) == (LOSSLESS, kind == SHM)
+    assert (transfer.codec, transfer.sealed) == (LOSSLESS, kind != TCP)
 
     blocks = reader.incoming.claim(reader.job(ticket, digests), tokens=10, now_s=1.0)
     assert [bytes(block.unpacked()) for block in blocks] == CONTENTS
     (seen,) = reader.incoming.transfers(1.0)
-    assert (seen.codec, seen.sealed) == (LOSSLESS, kind == SHM)
+    assert (seen.codec, seen.sealed) == (LOSSLESS, kind != TCP)
     assert seen.n_bytes == transfer.bytes_written
     assert repr(ticket.sealing_key) not in repr(ticket) or not ticket.sealing_key
+
+
+async def test_a_tee_sees_each_block_as_the_engine_wrote_it_and_on_no_engines_thread(
+    reader: Any, link_thread: ThreadPoolExecutor
+) -> None:
+    seen: dict[int, bytes] = {}
+    threads: set[int] = set()
+
+    def tee(index: int, data: memoryview) -> None:
+        assert index not in seen
+        seen[index] = bytes(data)
+        threads.add(threading.get_ident())
+
+    ticket = asked(reader)
+    _, digests = await written(reader, ticket, link_thread, tee)
+    assert seen == dict(enumerate(CONTENTS))
+    assert threads == {link_thread.submit(threading.get_ident).result()}
+    blocks = reader.incoming.claim(reader.job(ticket, digests), tokens=10, now_s=1.0)
+    assert [bytes(block.unpacked()) for block in blocks] == CONTENTS
 
 
 async def test_what_no_codec_understands_travels_as_it_is(
@@ -88,7 +112,7 @@ def test_the_same_reservation_keeps_its_key_and_another_transfer_has_another(rea
 
 
 def test_a_writer_that_cannot_seal_is_refused_where_it_must(reader: Any, kind: str) -> None:
-    if kind == SHM:
+    if kind != TCP:
         with pytest.raises(Refused, match="seals no blocks"):
             reader.reserve()
     else:
@@ -219,7 +243,7 @@ async def test_a_transfer_is_not_closed_while_its_blocks_are_packed(
     transfer.buffer(0)[:6000] = CONTENTS[0]
     transfer.written(0, 6000)
     await asyncio.to_thread(began.wait)
-    plain = codec == RAW and kind != SHM
+    plain = codec == RAW and kind == TCP
     closed = transfer.close()
     go_on.set()
     assert closed is plain

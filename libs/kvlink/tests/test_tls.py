@@ -347,6 +347,19 @@ def test_a_bit_flipped_on_the_way_ends_the_connection_and_is_not_stored(desk: De
     assert len(desk.stored) < 20_000
 
 
+def test_what_lies_between_a_message_and_its_blocks_ends_the_connection(desk: Desk) -> None:
+    """Blocks are no TLS: what TLS holds when they begin would be taken for the next message."""
+    address = TcpAddress.parse(desk.target.endpoint.address)
+    context = desk.identity.calling(desk.target.endpoint.certificate)
+    with desk.call() as sock, context.wrap_socket(sock) as call:
+        call.sendall(wire.Hello(WRITER, READER, SHAPE.slot_bytes, address.key).pack())
+        assert call.recv(64) == wire.pack_welcome(wire.Verdict.WELCOME)
+        call.sendall(bytes(32))
+        call.sendall(wire.pack_batch(1, [(REF, 5)], desk.seal) + b"plain")
+        assert is_cut(call)
+    assert desk.stored == b""
+
+
 # For how long
 
 

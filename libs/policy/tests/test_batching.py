@@ -184,3 +184,27 @@ def test_everything_ends_whatever_comes(seed: int) -> None:
             break
     assert order == list(to_do)
     assert subject.promised_cells == 0
+
+
+def test_a_sequence_that_is_held_computes_nothing_and_goes_on_from_what_it_was_given() -> None:
+    subject = batcher()
+    for key in "ab":
+        subject.add(key, known=150, cells=200)
+    subject.admit()
+    subject.hold("a")
+    assert [chunk.key for chunk in subject.plan()] == ["b"]
+    subject.remove("b")
+    assert subject.plan() == []
+    subject.go_on("a", 128)
+    assert subject.plan() == [Chunk("a", 128, 150, last=True)]
+    subject.check()
+
+
+def test_a_held_sequence_that_lacks_one_token_only_does_not_decode() -> None:
+    subject = batcher()
+    subject.add("a", known=1, cells=50)
+    subject.admit()
+    subject.hold("a")
+    assert subject.plan() == []
+    subject.remove("a")
+    subject.check()

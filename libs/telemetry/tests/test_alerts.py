@@ -9,7 +9,14 @@ from diptych_telemetry import metrics, worker_metrics
 
 PAGE = Path(__file__).parents[3] / "docs/operations.md"
 _METRIC = re.compile(r"`((?:diptych|vllm|process)[a-z_:]+)(?:\{[^`]*\})?`")
-_ROOMS = (metrics.process, metrics.gateway, metrics.scheduler, metrics.transfers, metrics.power)
+_ROOMS = (
+    metrics.process,
+    metrics.gateway,
+    metrics.scheduler,
+    metrics.transfers,
+    metrics.tiers,
+    metrics.power,
+)
 
 
 def rows() -> list[str]:

@@ -51,7 +51,10 @@ def pair(
         found += [_secrecy(endpoint, ours, theirs), _codec(decode, ours)]
     worries = list(_worries(links[0], prefill, decode, ours=ours, theirs=theirs))
     if last and last != links[0]:
-        worries.append(f"the last transfer went over {last}, not {links[0]}: see diptych kv trace")
+        worries.append(
+            f"the last transfer went over {last}: asked for, or {links[0]} could not be opened "
+            "(diptych kv trace tells)"
+        )
     if not reports.keys() >= {prefill.worker, decode.worker}:
         worries.append("does not say what it runs on: a worker of an older version, or gone")
     if links[0] == "tcp":

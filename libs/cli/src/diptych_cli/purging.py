@@ -7,7 +7,7 @@ In this order, so that one that breaks off can be run again, and who writes late
    do: then it says so);
 3. what was used is summed, so that no gateway writes it down afterwards;
 4. all of it is deleted, what is referred to before what refers to it, until nothing is found;
-5. workers drop its cached KV.
+5. workers drop its cached KV, in their engines and in every tier.
 """
 
 import asyncio
@@ -77,6 +77,8 @@ class Purged:
 
     deleted: dict[str, int] = field(default_factory=dict)
     cached_prefixes: int = 0
+    tier_entries: int = 0
+    """KV blocks removed from workers' tiers; of a tier that several share, each removes its own."""
     remains: list[str] = field(default_factory=list)
     """What is left, with the time it goes by itself."""
     unfinished: list[str] = field(default_factory=list)
@@ -262,6 +264,12 @@ async def _forget_kv(bus: Bus, tenant: str, sign: Sign, done: Purged) -> None:
                 done.unfinished.append(f"worker {kept.key} may hold cached KV: {told.reason}")
             else:
                 done.cached_prefixes += told.sequences
+                done.tier_entries += told.tier_entries
+                done.unfinished += [
+                    f"KV tier {tier} of worker {kept.key} is out of reach: what it holds is given "
+                    "to nobody, and deleted once it is back, if that worker lives so long"
+                    for tier in told.tiers_away
+                ]
 
 
 def _tell_rest(done: Purged, found: TenantData, *, keep_usage: bool) -> None:

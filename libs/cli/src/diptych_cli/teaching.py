@@ -110,6 +110,7 @@ why one ended. A transfer takes milliseconds, so look again and again, or at tho
   diptych kv --ended 10               the last ten of each worker too
   diptych kv --json                   one line, for scripts
   diptych kv blocks                   which slots are free, held and by what, in quarantine
+  diptych kv tiers                    where KV is kept beyond the engines
   diptych kv trace 5f0c               all that both sides know of one
 """
 
@@ -120,6 +121,14 @@ out), and for how long; and how many blocks the worker's engine keeps for prompt
 
   diptych kv blocks
   diptych kv blocks --json            one line, for scripts
+"""
+
+KV_TIERS = """\
+Where each worker keeps KV beyond its engine, the fastest first: how much, how often it was found
+there, what did not verify, why a tier is left alone at the moment; and what was restored by it.
+
+  diptych kv tiers
+  diptych kv tiers --json             one line, for scripts
 """
 
 KV_TRACE = """\

@@ -1,6 +1,7 @@
 """Questions and orders to one running process: `control.<member>`, request and typed answer."""
 
 from diptych_contracts.ids import Incarnation, TransferId
+from diptych_contracts.tiers import TierUsage
 from diptych_contracts.wire import Message
 
 
@@ -131,6 +132,10 @@ class TenantForgotten(Message, frozen=True, kw_only=True, tag="tenant_forgotten.
     worker: Incarnation
     sequences: int = 0
     """Cached prefixes that were dropped."""
+    tier_entries: int = 0
+    """KV blocks that were removed from its tiers, as far as these say."""
+    tiers_away: tuple[str, ...] = ()
+    """Tiers that were out of reach: they may hold KV of the tenant, and are tried again."""
 
 
 class TenantKept(Message, frozen=True, kw_only=True, tag="tenant_kept.1"):
@@ -141,3 +146,26 @@ class TenantKept(Message, frozen=True, kw_only=True, tag="tenant_kept.1"):
 
 
 ForgetAnswer = TenantForgotten | TenantKept
+
+
+class TiersAsk(Message, frozen=True, kw_only=True, tag="tiers_ask.1"):
+    """To a worker: how are your KV tiers?"""
+
+    tier: str = ""
+    """Only the one of this name; empty: all."""
+
+
+class TiersSnapshot(Message, frozen=True, kw_only=True, tag="tiers_snapshot.1"):
+    """The tiers of one worker. Counts are since its start."""
+
+    worker: Incarnation
+    tiers: tuple[TierUsage, ...] = ()
+    """The fastest first; none: it keeps KV in its engine only."""
+    restored: int = 0
+    """Prompts that began with KV out of a tier."""
+    restored_tokens: int = 0
+    """Tokens whose KV was read instead of computed."""
+    late: int = 0
+    """Reads given up because computing would have taken no longer."""
+    dropped: int = 0
+    """Blocks that were to be written and found no room before they came to a tier."""

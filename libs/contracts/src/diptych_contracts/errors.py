@@ -5,6 +5,8 @@
     │   ├── BusAway          the bus did not answer; the outcome is unknown
     │   ├── StoreFull        a stream or bucket has no room: it did not take the message
     │   ├── LinkBroken       a KV link failed: nothing sent over it counts
+    │   ├── TierAway         a store of KV blocks did not answer: a miss
+    │   │   └── TierFull     it did, and has no room; what it has can be read
     │   └── EngineGone       an engine outside the process is dead or out of reach
     ├── Permanent            will never work; tell the client
     │   ├── InvalidRequest   the client's request is wrong: names the parameter
@@ -38,6 +40,14 @@ class StoreFull(Transient):
 
 class LinkBroken(Transient):
     """A KV link cannot be used, or failed under way: its peer is dead, hung or out of reach."""
+
+
+class TierAway(Transient):
+    """A store of KV blocks is out of reach, or hung: whatever was asked for is a miss."""
+
+
+class TierFull(TierAway):
+    """A store of KV blocks has no room for an entry; what it has can be read."""
 
 
 class EngineGone(Transient):

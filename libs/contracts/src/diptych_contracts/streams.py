@@ -193,6 +193,9 @@ RESPONSE_PARTS = "response-parts"
 
 FILE_PARTS = "file-parts"
 """The object bucket of files' contents, and of long results of batches."""
+KV_BLOCKS_BYTES = 4 * 1024**3
+KV_BLOCKS = "kv-blocks"
+"""The object bucket of KV blocks, where the bus is one of the workers' tiers; empty else."""
 FILE_TTL_S = 30 * DAY_S
 BATCH_RESULT_TTL_S = 2 * DAY_S
 IDEMPOTENCY_TTL_S = DAY_S
@@ -213,6 +216,7 @@ OBJECT_BUCKETS = (
         max_age_s=RUNNING_RESPONSE_TTL_S + ENDED_RESPONSE_TTL_S,
     ),
     ObjectBucketSpec(FILE_PARTS, max_bytes=4 * 1024**3, max_age_s=FILE_TTL_S),
+    ObjectBucketSpec(KV_BLOCKS, max_bytes=KV_BLOCKS_BYTES, max_age_s=DAY_S),
 )
 
 ALLOWANCE_TTL_S = 2 * MINUTE_S

@@ -18,6 +18,7 @@ import msgspec
 from diptych_contracts.cards import Fingerprint, KvLayout, ModelCard
 from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role
+from diptych_engine.port import EngineSpec
 from diptych_engine.request_port import RequestEngine
 
 ADAPTERS: Mapping[str, str] = {
@@ -80,6 +81,19 @@ class AdapterSettings:
             block_tokens=block_tokens,
             slot_bytes=0,
             dtype=dtype,
+        )
+
+    def spec(self, *, block_tokens: int, dtype: str) -> EngineSpec:
+        """What an adapter that has not started yet says of its engine."""
+        return EngineSpec(
+            engine=self.name,
+            fingerprint=self.fingerprint(dtype=dtype),
+            layout=self.layout(block_tokens=block_tokens, dtype=dtype),
+            context_tokens=self.card.context_tokens,
+            kv_tokens=self.kv_tokens,
+            max_sequences=self.max_sequences,
+            vocab_size=self.card.vocab_size,
+            eos_ids=self.card.eos_ids,
         )
 
 

@@ -7,7 +7,7 @@ KV (TensorRT-LLM, Triton, vLLM, SGLang) implement `request_port.RequestEngine`, 
 `request_loop.RequestLoop` drives them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -82,13 +82,19 @@ class SequenceWork:
     tenant: str = ""
     """Whose it is: cached KV is never shared between tenants."""
     sink: BlockSink | None = None
-    """PREFILL: where blocks go."""
+    """PREFILL: where blocks go. GENERATE: where those of `wanted` go."""
+    wanted: Collection[int] = ()
+    """GENERATE: full blocks of prompt and answer, by index, that are written to `sink` too."""
+    restored: Sequence[KvBlock] = ()
+    """PREFILL, GENERATE: full blocks that somebody kept, one after the other, to be imported where
+    no cached prefix is as long; of use where one reaches the first of them. Should the engine
+    refuse them, it computes. The last known token is always computed."""
     blocks: Sequence[KvBlock] = ()
     """DECODE: verified KV of prompt and answer, all but the last token of `answer_ids`."""
     hand_off: EngineHandOff | None = None
     """DECODE, where the engine moves KV itself: what its prefill offered. Then no `blocks`."""
     on_imported: Callable[[], None] | None = None
-    """DECODE: called on the engine's thread once `blocks` are imported and no longer needed.
+    """Called on the engine's thread once `blocks`, or `restored`, are no longer needed.
 
     Not called where `SequenceFailed` or `SequenceAborted` says the same.
     """
@@ -123,11 +129,11 @@ class SequenceFailed:
 
 
 class SequenceStarted(NamedTuple):
-    """The first compute (or the import) of a sequence has begun."""
+    """The first compute (or the import) of a sequence has begun; where KV was restored, now."""
 
     key: SequenceKey
     cached_tokens: int = 0
-    """Leading tokens of prompt and answer whose KV came from a cached prefix."""
+    """Leading tokens of prompt and answer whose KV came from a cached prefix, or was restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,18 @@ class HandOffReady:
 StepNews = NewTokens | SequenceFailed | SequenceStarted | SequenceAborted | HandOffReady
 
 
+class Restored(NamedTuple):
+    """KV that was imported instead of computed."""
+
+    sequences: int = 0
+    """Sequences that got theirs, all of it."""
+    tokens: int = 0
+    n_bytes: int = 0
+    took_s: float = 0.0
+    refused: int = 0
+    """Sequences whose KV the engine refused: they are computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One engine step."""
@@ -166,6 +184,8 @@ class StepReport:
     """How many of the tokens told were drafted and then found right: they cost no step."""
     drafts: int = 0
     """Drafts that were looked at in this step; 0 where it is not said."""
+    restored: Restored | None = None
+    """What was imported of `SequenceWork.restored` before the step."""
     blocks_stored: tuple[int, ...] = ()
     """Hashes (`policy.prefixes`) of blocks that can be reused since the last report."""
     blocks_removed: tuple[int, ...] = ()

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -50,9 +50,11 @@ class LiveSequence:
     seq: int = -1
     """Its id in the engine, once admitted."""
     cached: int = 0
-    """Leading tokens whose KV came from a cached prefix."""
+    """Leading tokens whose KV came from a cached prefix, or was restored."""
     exported: int = 0
-    """KV blocks handed to the sink."""
+    """KV blocks handed to the sink, or left out because nobody wants them."""
+    restored: dict[int, memoryview] = field(default_factory=dict)
+    """Blocks that are being restored, by index, until the sink has them too."""
 
     @classmethod
     def begin(

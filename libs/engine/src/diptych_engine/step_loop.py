@@ -1,16 +1,16 @@
 """Drives a `StepEngine`: one thread, one call per step.
 
-A turn: take aborts and admissions (with cached prefixes and KV imports), report them, compute one
-batch, hand finished KV blocks over, sample, report. What goes into the batch is `policy.batching`'s
-choice. A sequence that fails leaves alone; anything else that goes wrong is a bug and ends the
-process.
+A turn: take aborts and admissions (with cached prefixes and KV imports), restore some KV, report
+all that, compute one batch, hand finished KV blocks over, sample, report. What goes into the batch
+is `policy.batching`'s choice. A sequence that fails leaves alone; anything else that goes wrong is
+a bug and ends the process.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from diptych_contracts.errors import DiptychError
 from diptych_contracts.sampling import Stopping
 from diptych_engine.drafting import go_on
 from diptych_engine.embedding import Embedding, Vectors
+from diptych_engine.exporting import export
 from diptych_engine.failing import end_process, failed
 from diptych_engine.forgetting import Forgetting
 from diptych_engine.matching import Grammars
@@ -39,6 +40,7 @@ from diptych_engine.port import (
 )
 from diptych_engine.prefix_reuse import PrefixReuse
 from diptych_engine.preparing import Preparing
+from diptych_engine.restoring import Restoring
 from diptych_engine.sequence import LiveSequence, StopText
 from diptych_policy.batching import Batcher, BatchLimits, Chunk
 
@@ -92,6 +94,7 @@ class StepLoop:
         self._clock = clock
         self._batcher: Batcher[SequenceKey] = Batcher(_limits(engine.spec, prefill_tokens))
         self._prefixes = PrefixReuse(engine)
+        self._restoring = Restoring(engine, clock)
         self._sequences: dict[SequenceKey, LiveSequence] = {}
         self._preparing = self._preparer(grammars)
         self._settled: list[tuple[SequenceWork, StepNews]] = []
@@ -247,8 +250,9 @@ class StepLoop:
 
     def _begin_step(self) -> Batch | None:
         """Take in and report what has changed; gives what is to be computed, if anything."""
-        if news := self._before_step():
-            self._listener(StepReport(news=news, duration_s=0.0))
+        news, restored = self._before_step(), self._restoring.take_told()
+        if news or restored is not None:
+            self._listener(StepReport(news=news, duration_s=0.0, restored=restored))
         self._forgetting.turn(self._prefixes, self._listener)
         with self._changed:
             chunks = [] if self._paused() else self._batcher.plan()
@@ -272,7 +276,7 @@ class StepLoop:
         for key in aborts:
             self._free(key)
             news.append(SequenceAborted(key))
-        return [*news, *self._admit()]
+        return [*news, *self._admit(), *self._restored()]
 
     def _admit(self) -> Iterable[StepNews]:
         with self._changed:
@@ -285,13 +289,37 @@ class StepLoop:
             live_tokens = self._batcher.known_tokens
         self._prefixes.make_room(live_tokens)
         for sequence, _ in admitted:
-            key = sequence.work.key
-            yield SequenceStarted(key, sequence.cached)
-            try:
-                self._begin(sequence)
-            except DiptychError as err:
-                self._free(key)
-                yield failed(key, err)
+            if self._restoring.begin(sequence):
+                with self._changed:
+                    self._batcher.hold(sequence.work.key)
+            else:
+                yield from self._started(sequence)
+
+    def _restored(self) -> Iterable[StepNews]:
+        """Import a few of the blocks that were kept; begin with the sequences that have theirs."""
+        for sequence, failure in self._restoring.turn():
+            if failure is not None:
+                self._free(sequence.work.key)
+                yield failed(sequence.work.key, failure)
+                continue
+            if not sequence.cached:  # refused: what it had before went with it
+                sequence.cached = self._prefixes.fork(sequence)
+            with self._changed:
+                self._batcher.go_on(sequence.work.key, sequence.cached)
+            yield from self._started(sequence)
+
+    def _started(self, sequence: LiveSequence) -> Iterable[StepNews]:
+        key, work = sequence.work.key, sequence.work
+        if work.restored:
+            sequence.work = replace(work, restored=())
+            if work.on_imported is not None:
+                work.on_imported()
+        yield SequenceStarted(key, sequence.cached)
+        try:
+            self._begin(sequence)
+        except DiptychError as err:
+            self._free(key)
+            yield failed(key, err)
 
     def _reuse(self, sequence: LiveSequence) -> None:
         sequence.cached = self._prefixes.fork(sequence)
@@ -300,11 +328,10 @@ class StepLoop:
                 self._batcher.advance(sequence.work.key, sequence.cached)
 
     def _begin(self, sequence: LiveSequence) -> None:
-        match sequence.work.phase:
-            case Phase.DECODE:
-                self._import(sequence)
-            case Phase.PREFILL:  # what is there already travels while the rest computes
-                self._export(sequence, sequence.cached, last=False)
+        if sequence.work.phase is Phase.DECODE:
+            self._import(sequence)
+        else:  # what is there already travels while the rest computes
+            export(self._engine, sequence, sequence.cached)
 
     def _import(self, sequence: LiveSequence) -> None:
         sequence.check_blocks()
@@ -387,8 +414,7 @@ class StepLoop:
     ) -> Iterable[StepNews]:
         key, sequence = chunk.key, self._sequences[chunk.key]
         try:
-            if sequence.work.phase is Phase.PREFILL:
-                self._export(sequence, chunk.end, last=chunk.last)
+            export(self._engine, sequence, chunk.end, last=chunk.last)
             news = sequence.extend(logits) if logits is not None else None
         except DiptychError as err:
             self._free(key)
@@ -402,22 +428,9 @@ class StepLoop:
         with self._changed:
             self._batcher.advance(key, chunk.end, sampled=len(news.token_ids) if news else 0)
 
-    def _export(self, sequence: LiveSequence, end: int, *, last: bool) -> None:
-        """Hand over the blocks that are final up to `end`; after the last chunk the tail too."""
-        sink, size = sequence.work.sink, self.spec.layout.block_tokens
-        if sink is None:
-            return
-        while (p0 := sequence.exported * size) < end:
-            p1 = min(p0 + size, end)
-            if p1 - p0 < size and not last:
-                return
-            index = sequence.exported
-            n_bytes = self._engine.export_block(sequence.seq, p0, p1, sink.buffer(index))
-            sequence.exported += 1
-            sink.written(index, n_bytes)
-
     def _free(self, key: SequenceKey, *, keep: int = 0) -> None:
         """Forget a sequence; its first `keep` tokens may stay as a cached prefix."""
+        self._restoring.drop(key)
         with self._changed:
             sequence = self._sequences.pop(key, None)
             if sequence is None:

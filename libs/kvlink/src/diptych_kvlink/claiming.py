@@ -92,11 +92,9 @@ class Claims:
 
     def _verify(self, transfer: Transfer, job: DecodeJob, tokens: int) -> list[memoryview]:
         check_shape(transfer, job.blocks, tokens=tokens, layout=self.terms.layout)
-        refs = self.held.refs(transfer)
-        views = [
-            self.held.view(transfer, ref, block.n_bytes)
-            for ref, block in zip(refs, job.blocks, strict=True)
-        ]
-        check_bytes(transfer, job.blocks, views)
+        views = []
+        for ref, block in zip(self.held.refs(transfer), job.blocks, strict=True):
+            views.append(self.held.view(transfer, ref, block.n_bytes))
+            check_bytes(transfer, block, views[-1])
         transfer.n_bytes = sum(view.nbytes for view in views)
         return views

@@ -36,7 +36,7 @@ from diptych_kvlink.packing import Packed, Packing
 from diptych_kvlink.port import LinkWriter
 
 _BATCH_BLOCKS = 256
-_BATCH_BYTES = 16_000_000
+_BATCH_BYTES = 1 << 24
 """So that a batch is soon over, and a hung peer soon noticed."""
 LOOK_S = 0.25
 """How often who waits looks whether the reader is still there."""
@@ -92,6 +92,9 @@ class OutgoingTransfer:
         self._failure: DiptychError | None = None
         self._scratch: bytearray | None = None
         self._done: Future[None] = Future()
+        self.tee: Callable[[int, memoryview], None] | None = None
+        """Shown each block before it is encoded and sent, on the link's thread; never raises, and
+        keeps no view of it. To be set before the first block."""
 
     @property
     def transfer_id(self) -> TransferId:
@@ -306,6 +309,7 @@ class OutgoingTransfer:
         digests: list[BlockDigest] = []
         try:
             if batch:
+                self._show(batch)
                 digests = self._seal(batch)
         except Exception as err:  # On this thread nobody else would ever hear of it.
             known = err if isinstance(err, DiptychError) else None
@@ -321,6 +325,11 @@ class OutgoingTransfer:
             self._sending = False
             if self._waiting:
                 self._submit()
+
+    def _show(self, batch: list[tuple[int, memoryview]]) -> None:
+        if self.tee is not None:
+            for index, data in batch:
+                self.tee(index, data)
 
     def _take_batch(self) -> list[tuple[int, memoryview]]:
         batch: list[tuple[int, memoryview]] = []

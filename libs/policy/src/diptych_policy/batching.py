@@ -15,6 +15,7 @@ Rules:
    `prefill_tokens`, goes to fills: interrupted answers first, then in order of admission.
 4. A chunk ends at a block's edge where that costs at most half of it: blocks become final early,
    and can be sent while the next chunk computes.
+5. A sequence that is held has its place, and no chunk: something else gives it KV first.
 """
 
 from collections.abc import Hashable, Iterator
@@ -58,6 +59,7 @@ class _Entry:
     """Leading tokens whose KV exists."""
     interrupted: bool = False
     """Whether it is an answer that goes on: it has begun elsewhere."""
+    held: bool = False
     seq: int | None = None
 
 
@@ -138,11 +140,12 @@ class Batcher(Generic[K]):
 
     def plan(self) -> list[Chunk[K]]:
         """The next step: decoding sequences first, then fills. Empty if nobody runs."""
-        decoding = [(k, e) for k, e in self._running.items() if e.known - e.computed == 1]
+        running = {key: entry for key, entry in self._running.items() if not entry.held}
+        decoding = [(k, e) for k, e in running.items() if e.known - e.computed == 1]
         chunks = [Chunk(k, e.computed, e.known, last=True) for k, e in decoding]
         limits = self.limits
         room = min(limits.step_tokens - len(chunks), limits.prefill_tokens)
-        for key, entry in _interrupted_first(self._running):
+        for key, entry in _interrupted_first(running):
             if room <= 0:
                 break
             if entry.known - entry.computed > 1:
@@ -163,6 +166,15 @@ class Batcher(Generic[K]):
         entry = self._running[key]
         entry.computed = computed
         entry.known += sampled
+
+    def hold(self, key: K) -> None:
+        """Plan nothing for a running sequence until `go_on`."""
+        self._running[key].held = True
+
+    def go_on(self, key: K, computed: int) -> None:
+        """Plan for it again; the first `computed` tokens now have KV."""
+        entry = self._running[key]
+        entry.held, entry.computed = False, computed
 
     def remove(self, key: K) -> int | None:
         """Forget a sequence; gives the sequence id it held, if any. Its room is free."""

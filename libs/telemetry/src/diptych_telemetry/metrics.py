@@ -183,6 +183,37 @@ class TransferMetrics:
         )
 
 
+class TierMetrics:
+    """KV kept beyond the engine."""
+
+    def __init__(self) -> None:
+        self.entries = gauge("kv_tier_entries", "Blocks in a tier, where it says so.", "tier")
+        self.bytes = gauge("kv_tier_bytes", "Bytes in a tier, where it says so.", "tier")
+        self.budget = gauge("kv_tier_budget_bytes", "What a tier may hold, if limited.", "tier")
+        self.away = gauge("kv_tier_away", "1 while a tier is left alone: it failed.", "tier")
+        self.reads = counter(
+            "kv_tier_reads_total", "Blocks looked for in a tier, by outcome.", "tier", "outcome"
+        )
+        self.errors = counter(
+            "kv_tier_errors_total", "Calls a tier did not answer, or refused.", "tier"
+        )
+        self.writes = counter(
+            "kv_tier_writes_total", "Blocks for a tier, by outcome.", "tier", "outcome"
+        )
+        self.restored_tokens = counter(
+            "kv_tier_restored_tokens_total", "Tokens whose KV was read instead of computed."
+        )
+        self.restores = counter(
+            "kv_tier_restores_total",
+            "Prompts begun with KV out of a tier; of those that were not: read too late, refused "
+            "by the engine.",
+            "outcome",
+        )
+        self.dropped = counter(
+            "kv_tier_dropped_total", "Blocks to be written that found no room on the way."
+        )
+
+
 class PowerMetrics:
     """Watts and joules, and where they were read."""
 
@@ -209,6 +240,12 @@ def gateway() -> GatewayMetrics:
 def scheduler() -> SchedulerMetrics:
     """The scheduler's families."""
     return SchedulerMetrics()
+
+
+@cache
+def tiers() -> TierMetrics:
+    """The families of the KV tiers."""
+    return TierMetrics()
 
 
 @cache

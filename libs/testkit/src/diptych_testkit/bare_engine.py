@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diptych_contracts.cards import KvLayout
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Sampling, Stopping
@@ -17,7 +18,8 @@ from diptych_engine.port import (
     StepReport,
 )
 
-_ANSWER_S = 120.0
+_ANSWER_S = 1800.0
+"""2,000 tokens of prompt, on a machine that has other work."""
 _GREEDY = Sampling(temperature=0.0)
 
 
@@ -42,6 +44,7 @@ class BareEngine:
         self._running: set[RequestId] = set()
         self._ended = threading.Event()
         self._asked = 0
+        self.layout: KvLayout = engine.spec.layout
         engine.start(self._hear)
 
     def _hear(self, report: StepReport) -> None:

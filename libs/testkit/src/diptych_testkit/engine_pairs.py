@@ -26,7 +26,7 @@ from diptych_engine.port import (
 )
 from diptych_text.codec import TextCodec
 
-WAIT_S = 60.0
+WAIT_S = 200.0
 GREEDY = Sampling(temperature=0.0)
 
 

@@ -12,17 +12,7 @@ import msgspec
 
 from diptych_contracts.fleet import Role
 from diptych_contracts.ids import Incarnation, RequestId
-from diptych_contracts.jobs import (
-    Job,
-    JobAccepted,
-    JobAnswer,
-    JobRefused,
-    PrefillJob,
-    RefusalReason,
-)
-from diptych_contracts.journal import End, EndReason, Started
 from diptych_contracts.requests import RecordState, Request, RequestRecord
-from diptych_policy.job_admission import NotAdmitted
 from diptych_policy.journal import JournalPart, RequestView
 from diptych_policy.lifecycle import (
     AdoptionLost,
@@ -50,17 +40,8 @@ from diptych_policy.lifecycle import (
     SendJob,
 )
 from diptych_testkit.builders import a_request, a_worker
-from diptych_testkit.world_members import (
-    Running,
-    Scheduler,
-    Worker,
-    failed,
-    request_of,
-    token,
-)
-
-TOKENS = 6
-"""Of each answer: few, so that many requests end within a run."""
+from diptych_testkit.world_crew import Crew
+from diptych_testkit.world_members import TOKENS, Scheduler, Worker, request_of
 
 
 class World:
@@ -84,7 +65,8 @@ class World:
         self.unacknowledged: set[RequestId] = set()
         self.events: dict[str, object] = {}
         self.job_of: dict[tuple[RequestId, int], Incarnation] = {}
-        self.workers: dict[Incarnation, Worker] = {}
+        self.crew = Crew(rng)
+        self.workers = self.crew.workers
         self.schedulers: dict[Incarnation, Scheduler] = {}
         self.known: set[Incarnation] = set()
         self._lives = 0
@@ -254,7 +236,7 @@ class World:
                 return
             case SendJob():
                 self._check_job(effect)
-                answer = None if deaf or worker is None else self._admit(worker, effect.job)
+                answer = None if deaf or worker is None else self.crew.admit(worker, effect.job)
                 scheduler.answers.append(
                     JobAnswered(effect.request_id, effect.attempt, effect.worker, answer)
                 )
@@ -263,7 +245,7 @@ class World:
             case CancelWork(_, cancel):
                 assert worker is not None
                 for attempt in worker.admission.cancel(cancel.request_id, cancel.attempt):
-                    self._leave(worker, (cancel.request_id, attempt))
+                    worker.leave((cancel.request_id, attempt))
 
     def _check_job(self, effect: SendJob) -> None:
         key = (effect.request_id, effect.attempt)
@@ -281,74 +263,6 @@ class World:
         prefix = list(effect.job.generation.prefix_ids)
         assert prefix == view.token_ids, f"{key} has another prefix"
 
-    # Workers
-
-    def _admit(self, worker: Worker, job: Job) -> JobAnswer:
-        generation = job.generation
-        request_id, attempt = key = (generation.request_id, generation.attempt)
-        waits = isinstance(job, PrefillJob)
-        admitted = worker.admission.admit(*key, 16, may_wait=waits)
-        if isinstance(admitted, NotAdmitted):
-            return JobRefused(request_id=request_id, attempt=attempt, reason=admitted.reason)
-        if not admitted.duplicate:
-            for stale in admitted.stale:
-                self._leave(worker, (request_id, stale))
-            phase = "prefill" if waits else "decode"
-            worker.running[key] = Running(job, len(generation.prefix_ids), phase)
-        worker.admission.check()
-        return JobAccepted(request_id=request_id, attempt=attempt, duplicate=admitted.duplicate)
-
-    def _leave(self, worker: Worker, key: tuple[RequestId, int]) -> None:
-        worker.running.pop(key, None)
-        worker.admission.leave(*key)
-
-    def compute(self, worker: Worker, key: tuple[RequestId, int]) -> None:
-        """One step of one attempt."""
-        running = worker.running[key]
-        request_id, attempt = key
-        if self.rng.random() < 0.05:
-            self._say(worker, failed(worker, running.job, RefusalReason.UNVERIFIED_KV))
-            self._leave(worker, key)
-            return
-        self._say(worker, token(running.job, running.index))
-        running.index += 1
-        if running.index >= TOKENS:
-            end = End(
-                request_id=request_id,
-                attempt=attempt,
-                reason=EndReason.LENGTH,
-                tokens=TOKENS,
-                voice=running.job.generation.voice,
-            )
-            self._say(worker, end)
-            self._leave(worker, key)
-        elif running.phase == "prefill":
-            self._hand_over(worker, key, running)
-
-    def _hand_over(self, worker: Worker, key: tuple[RequestId, int], running: Running) -> None:
-        assert isinstance(running.job, PrefillJob)
-        decode = self.workers.get(running.job.decode_worker)
-        taken = decode is not None and decode.up and not decode.frozen
-        if decode is None or not taken:
-            self._say(worker, failed(worker, running.job, RefusalReason.NO_ROOM))
-        elif isinstance(decode.admission.admit(*key, 16, may_wait=False), NotAdmitted):
-            self._say(worker, failed(decode, running.job, RefusalReason.NO_ROOM))
-        else:
-            decode.running[key] = Running(running.job, running.index, "decode")
-            started = Started(
-                request_id=key[0],
-                attempt=key[1],
-                worker=decode.name,
-                phase="decode",
-                voice=running.job.generation.voice,
-            )
-            self._say(decode, started)
-            self._say(decode, token(running.job, running.index - 1))
-        self._leave(worker, key)
-
-    def _say(self, worker: Worker, part: JournalPart) -> None:
-        worker.unsaid.append(part)
-
     # What may happen next
 
     def choices(self) -> list[Callable[[], None]]:
@@ -360,7 +274,7 @@ class World:
             if not worker.up or worker.frozen:
                 continue
             for key in worker.running:
-                steps.append(lambda w=worker, k=key: self.compute(w, k))  # type: ignore[misc]
+                steps.append(lambda w=worker, k=key: self.crew.compute(w, k))  # type: ignore[misc]
             if worker.unsaid:
                 steps.append(lambda w=worker: self.journal.append(w.unsaid.pop(0)))  # type: ignore[misc]
         return steps

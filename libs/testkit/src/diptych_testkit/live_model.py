@@ -3,6 +3,7 @@
 Read on first use, not on import: tests are collected on machines that have no weights.
 """
 
+import dataclasses
 from functools import cache
 
 from diptych_contracts.cards import ModelCard
@@ -31,6 +32,7 @@ def codec() -> TextCodec:
     return TextCodec.from_card(card())
 
 
-def bare_engine() -> BareEngine:
+def bare_engine(*, prefix_cache: bool = True) -> BareEngine:
     """One engine in this process; to be closed."""
-    return BareEngine(load_engine(settings(), card()))
+    own = dataclasses.replace(settings(), prefix_cache=prefix_cache)
+    return BareEngine(load_engine(own, card()))

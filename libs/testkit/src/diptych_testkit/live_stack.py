@@ -5,6 +5,7 @@ The server speaks TLS, and every process has an identity with the rights of its 
 Unlike `diptych up` nothing is restarted here, so a test can kill what it wants.
 """
 
+import http.client
 import json
 import os
 import signal
@@ -23,8 +24,10 @@ from diptych_testkit.ports import free_port
 
 GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
 MODEL = "smollm2-135m"
-READY_S = 60.0
+READY_S = 180.0
+"""A worker takes seconds; on two cores that thirty processes share, more than a minute."""
 STOP_S = 60.0
+PROBE_S = 1.0
 PAGE_S = 20.0
 """A page that does not come is taken for that of a dead process."""
 KNOWN_S = 0.5
@@ -68,26 +71,23 @@ class Process:
     @property
     def readiness(self) -> dict[str, object]:
         """What its readiness probe says; empty while it does not listen."""
-        url = f"http://127.0.0.1:{self.health_port}/health/ready"
-        try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
-                body: dict[str, object] = json.load(answer)
-                return {**body, "status": answer.status}
-        except urllib.error.HTTPError as err:
-            return {**json.load(err), "status": err.code}
-        except OSError:
-            return {}
+        status, body = self._asked("/health/ready", PROBE_S)
+        return {**json.loads(body), "status": status} if body else {}
 
     def page(self, path: str) -> bytes:
         """What a page of its health port says, whatever the status; empty if nobody answers."""
+        return self._asked(path, PAGE_S)[1]
+
+    def _asked(self, path: str, timeout_s: float) -> tuple[int, bytes]:
         url = f"http://127.0.0.1:{self.health_port}{path}"
         try:
-            with urllib.request.urlopen(url, timeout=PAGE_S) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as err:
-            return bytes(err.read())
-        except OSError:
-            return b""
+            try:
+                with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+                    return answer.status, answer.read()
+            except urllib.error.HTTPError as err:  # its body may not come in time either
+                return err.code, err.read()
+        except (OSError, http.client.HTTPException):
+            return 0, b""
 
     @property
     def incarnation(self) -> str:

@@ -10,8 +10,9 @@ from diptych_contracts.ids import RequestId
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_engine.port import Phase, SequenceKey, SequenceWork
 from diptych_engine.tensorrt_llm.checking import Importer
-from diptych_engine.tensorrt_llm.engine import Served, TrtLlmEngine
+from diptych_engine.tensorrt_llm.engine import TrtLlmEngine
 from diptych_engine.tensorrt_llm.options import LlmOptions
+from diptych_engine.tensorrt_llm.served import Served
 from diptych_testkit.toy_engine import EOS_ID, GREEDY
 
 

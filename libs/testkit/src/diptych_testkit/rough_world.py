@@ -12,8 +12,8 @@ from diptych_policy.lifecycle import MemberWasLost, Ticked
 from diptych_policy.voices import attempt_voice, owner_voice
 from diptych_testkit.builders import GATEWAY
 from diptych_testkit.forgeries import forgeries
-from diptych_testkit.ledger_world import TOKENS, World
-from diptych_testkit.world_members import said
+from diptych_testkit.ledger_world import World
+from diptych_testkit.world_members import TOKENS, said
 
 _MARKABLE = (RecordState.QUEUED, RecordState.ROUTED)
 

@@ -31,6 +31,7 @@ from diptych_engine.port import Engine, StepEngine
 from diptych_engine.request_loop import RequestLoop
 from diptych_engine.request_watch import WatchTimes
 from diptych_engine.step_loop import StepLoop
+from diptych_kvtiers.port import Tier
 from diptych_policy.fleet import Fleet
 from diptych_policy.limits import Limits
 from diptych_power.sim import SimulatedDevice
@@ -152,17 +153,19 @@ class SmallFleet:
         engine: StepEngine | ToyRequestEngine | None = None,
         card: ModelCard | None = None,
         ended: list[BaseException] | None = None,
+        tiers: tuple[Tier, ...] = (),
         **settings: Any,
     ) -> None:
         """Start a worker on a toy engine.
 
-        A worker that ends because its engine was gone puts that into `ended`.
+        A worker that ends because its engine was gone puts that into `ended`; `tiers` are KV tiers
+        beside those of the settings.
         """
         member, context = self._member(f"{role}-worker", name)
         self.engines[name] = steps = engine or ToyStepEngine()
         chosen = WorkerSettings(**({"transfer_slots": 64} | settings))
         self.transfer_slots[name] = chosen.transfer_slots
-        equipment = Equipment(self._engine(name, steps), SimulatedDevice(), self.network)
+        equipment = Equipment(self._engine(name, steps), SimulatedDevice(), self.network, tiers)
         serving = run_worker(member, chosen, role, card=card or _card(), on=equipment)
         if ended is not None:
             serving = _noting(serving, ended)

@@ -23,6 +23,9 @@ from diptych_policy.lifecycle import (
 )
 from diptych_policy.recovery import Ledger
 
+TOKENS = 6
+"""Of each answer: few, so that many requests end within a run."""
+
 
 def said(request_id: RequestId, index: int) -> int:
     """The token every worker samples there."""
@@ -65,6 +68,11 @@ class Worker:
     unsaid: list[JournalPart] = field(default_factory=list)
     up: bool = True
     frozen: bool = False
+
+    def leave(self, key: tuple[RequestId, int]) -> None:
+        """An attempt frees its seat."""
+        self.running.pop(key, None)
+        self.admission.leave(*key)
 
 
 class Scheduler:

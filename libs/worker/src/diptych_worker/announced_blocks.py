@@ -1,5 +1,7 @@
 """What this worker has cached, told to whoever routes."""
 
+from collections.abc import Sequence
+
 from diptych_bus.port import Messaging
 from diptych_contracts import subjects
 from diptych_contracts.blocks import BlocksChanged, BlocksSnapshot
@@ -30,6 +32,14 @@ class AnnouncedBlocks:
             _note(block, self._removed, opposite=self._stored)
         for block in stored:
             _note(block, self._stored, opposite=self._removed)
+
+    def leading(self, blocks: Sequence[int]) -> int:
+        """How many of the first `blocks` the engine keeps, as far as it has said."""
+        for count, block in enumerate(blocks):
+            known = block in self._stored or block in self._announced
+            if not known or block in self._removed:
+                return count
+        return len(blocks)
 
     async def announce(self) -> None:
         """Tell what has changed, if anything has."""

@@ -53,9 +53,13 @@ from diptych_worker.reporting import Reports
 from diptych_worker.service import Parts, Worker
 from diptych_worker.settings import OWN_ENGINES, WorkerSettings
 from diptych_worker.taking_over import TakeOver
+from diptych_worker.tier_opening import open_tiering
+from diptych_worker.tiering import Tiering
 
 log = logger("worker")
 
+_FLUSH_S = 2.0
+"""For KV that waits to be written to tiers, when a worker ends."""
 _AGAIN_S = 1.0
 """How often an engine that does not answer yet is asked."""
 
@@ -197,7 +201,11 @@ async def run_worker(
     incoming, links = _links(member, settings, on)
     card = offered_card(card, on.engine.spec)
     register = _register(member, settings, role, card=card, on=on, endpoints=incoming.endpoints)
-    parts = _parts(member, settings, register, on=on, links=(incoming, links))
+    blocks = AnnouncedBlocks(member.bus, member.incarnation)
+    tiering = await open_tiering(member, settings, on, blocks)
+    parts = _parts(
+        member, settings, register, on=on, links=(incoming, links), kept=(blocks, tiering)
+    )
     worker = Worker(member, parts, drain_s=settings.drain_s)
     on.engine.start(parts.news.heard, paused=parts.news.unheard)
     try:
@@ -207,6 +215,8 @@ async def run_worker(
         await asyncio.to_thread(on.engine.stop)  # before the links: it may be writing
         await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
         incoming.close()
+        if tiering is not None:
+            await tiering.close(_FLUSH_S)
 
 
 def offered_card(card: ModelCard, spec: EngineSpec) -> ModelCard:
@@ -299,12 +309,13 @@ def _parts(
     *,
     on: Equipment,
     links: tuple[IncomingTransfers, WriterLinks],
+    kept: tuple[AnnouncedBlocks, Tiering | None],
 ) -> Parts:
     bus, me, now_s = member.bus, member.incarnation, member.now_s
     engine, device, spec = on.engine, on.device, on.engine.spec
     incoming, writers = links
+    blocks, tiering = kept
     metrics = WorkerMetrics(register.card.model, spec)
-    blocks = AnnouncedBlocks(bus, me)
     admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
     embedding = EmbedDesk(
         member, engine, model=register.card.model, draining=lambda: admission.draining
@@ -316,13 +327,14 @@ def _parts(
     return Parts(
         engine=engine,
         admission=admission,
-        news=EngineNews(bus, me, device, metrics, blocks=blocks, now_s=now_s),
+        news=EngineNews(bus, me, device, metrics, blocks=blocks, now_s=now_s, tiering=tiering),
         hand_over=_hand_over(
             DecodePeer(bus, transfer_s=settings.transfer_s, now_s=now_s),
             engine,
             writers,
             metrics=metrics,
             orphans=orphans,
+            tiering=tiering,
         ),
         take_over=take_over,
         writing=writers,
@@ -334,6 +346,7 @@ def _parts(
             imported=take_over.imported,
             remained=metrics.remained,
             now_s=now_s,
+            tiering=tiering,
         ),
         embedding=embedding,
         prompts=Prompts(bus, now_s=now_s),
@@ -351,6 +364,7 @@ def _parts(
             orphans=orphans,
         ),
         device=device,
+        tiering=tiering,
     )
 
 
@@ -361,10 +375,11 @@ def _hand_over(
     *,
     metrics: WorkerMetrics,
     orphans: Orphans,
+    tiering: Tiering | None,
 ) -> HandOver | EngineHandOver:
     terms = engine.spec.hand_off
     if terms is None:
-        return HandOver(peer, engine, writers, metrics=metrics)
+        return HandOver(peer, engine, writers, metrics=metrics, tiering=tiering)
     return EngineHandOver(
         peer, engine, terms, outgoing=writers.outgoing, metrics=metrics, orphans=orphans
     )

@@ -11,6 +11,7 @@ from diptych_contracts.journal import Started, TokenEntry, TokenFrame
 from diptych_engine.port import Engine, KvBlock, SequenceWork
 from diptych_telemetry import names, tracer
 from diptych_worker.attempts import Attempt
+from diptych_worker.tiering import NOTHING, Tiering, TierWork
 
 spans = tracer("worker")
 
@@ -26,9 +27,11 @@ class Decoding:
         remained: Told of each hand-over's link, and how long after prefill's compute decode could
             begin, in seconds.
         now_s: Monotonic seconds.
+        tiering: The tiers that prompts which are filled here are looked for in; None: there are
+            none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that an answer goes by
         self,
         bus: Bus,
         engine: Engine,
@@ -37,6 +40,7 @@ class Decoding:
         imported: Callable[[TransferId], None],
         remained: Callable[[str, float], None],
         now_s: Callable[[], float],
+        tiering: Tiering | None = None,
     ) -> None:
         self._bus = bus
         self._engine = engine
@@ -44,6 +48,7 @@ class Decoding:
         self._imported = imported
         self._remained = remained
         self._now_s = now_s
+        self._tiering = tiering
 
     async def run(
         self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
@@ -54,13 +59,23 @@ class Decoding:
             Refused: it was told to stop before it began, or the engine refused it.
             Permanent: the engine cannot ever run it.
         """
+        kept = NOTHING
         if isinstance(job, DecodeJob):
             self._take_over(attempt, job)
+        elif self._tiering is not None:
+            kept = await self._tiering.work(attempt)
+        try:
+            await self._run(attempt, self._work(attempt, job, blocks, kept))
+        finally:
+            kept.leave()
+
+    async def _run(self, attempt: Attempt, work: SequenceWork) -> None:
         if attempt.stopping:  # before its first turn: the engine was told already
             raise Refused(RefusalReason.CANCELLED, "stopped before it began")
         with spans.start_as_current_span(names.DECODE_RUN) as span:
-            span.set_attribute(names.ATTEMPT, job.generation.attempt)
-            self._engine.submit(self._work(attempt, job, blocks))
+            span.set_attribute(names.ATTEMPT, attempt.key.attempt)
+            self._engine.submit(work)
+            del work  # and the KV it brought: the engine lets go of it when it has it
             await attempt.left.wait()
             span.set_attribute(names.ENERGY_J, attempt.energy_j)
             if attempt.remainder_s is not None:
@@ -87,7 +102,11 @@ class Decoding:
         self._bus.append(attempt.gateway, started)
 
     def _work(
-        self, attempt: Attempt, job: DecodeJob | GenerateJob, blocks: list[KvBlock]
+        self,
+        attempt: Attempt,
+        job: DecodeJob | GenerateJob,
+        blocks: list[KvBlock],
+        kept: TierWork,
     ) -> SequenceWork:
         generation = job.generation
         first_ids = job.first_ids if isinstance(job, DecodeJob) else ()
@@ -101,7 +120,12 @@ class Decoding:
             tenant=generation.tenant,
             blocks=blocks,
             hand_off=job.hand_off if isinstance(job, DecodeJob) else None,
-            on_imported=self._when_imported(attempt, job) if isinstance(job, DecodeJob) else None,
+            on_imported=self._when_imported(attempt, job)
+            if isinstance(job, DecodeJob)
+            else kept.leave,
+            sink=kept.tee,
+            wanted=kept.wanted,
+            restored=kept.restored,
         )
 
     def _note_remainder(self, attempt: Attempt, job: DecodeJob, at_s: float) -> None:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from diptych_engine.port import Engine
 from diptych_kvlink.links import LinkAdapter
+from diptych_kvtiers.port import Tier
 from diptych_power.port import CapControl, Meter
 
 
@@ -20,3 +21,5 @@ class Equipment:
     device: Device
     links: LinkAdapter | None = None
     """Other KV links than this build's own."""
+    tiers: tuple[Tier, ...] = ()
+    """KV tiers beside those of the settings."""

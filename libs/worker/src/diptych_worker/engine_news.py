@@ -26,6 +26,7 @@ from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
 from diptych_worker.device import Device
 from diptych_worker.metering import WorkerMetrics
+from diptych_worker.tiering import Tiering
 
 log = logger("worker")
 
@@ -33,7 +34,7 @@ log = logger("worker")
 class EngineNews:
     """Hears every step, on the event loop; `attempts` are those the engine may hold."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that hears of a step
         self,
         journal: Journal,
         worker: Incarnation,
@@ -42,6 +43,7 @@ class EngineNews:
         *,
         blocks: AnnouncedBlocks,
         now_s: Callable[[], float],
+        tiering: Tiering | None = None,
     ) -> None:
         self._journal = journal
         self._blocks = blocks
@@ -49,6 +51,7 @@ class EngineNews:
         self._device = device
         self._metrics = metrics
         self._now_s = now_s
+        self._tiering = tiering
         self._loop = asyncio.get_running_loop()
         self.attempts: dict[SequenceKey, Attempt] = {}
 
@@ -83,6 +86,8 @@ class EngineNews:
     def _on_step(self, report: StepReport) -> None:
         self._charge(report)
         self._metrics.step(report)
+        if self._tiering is not None:
+            self._tiering.heard(report)
         self._blocks.changed(stored=report.blocks_stored, removed=report.blocks_removed)
         entries: dict[Incarnation, list[TokenEntry]] = defaultdict(list)
         ends: dict[Incarnation, list[End]] = defaultdict(list)

@@ -19,6 +19,7 @@ from diptych_worker.attempts import Attempt
 from diptych_worker.decode_peer import LEASE_MARGIN_MS, DecodePeer, check_taken, ticket_of
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.taking_over import context_tokens
+from diptych_worker.tiering import NOTHING, Tiering, TierWork
 
 log = logger("worker")
 spans = tracer("worker")
@@ -38,11 +39,13 @@ class HandOver:
         links: WriterLinks,
         *,
         metrics: WorkerMetrics,
+        tiering: Tiering | None = None,
     ) -> None:
         self._peer = peer
         self._engine = engine
         self._links = links
         self._metrics = metrics
+        self._tiering = tiering
         self._now_s = peer.now_s
 
     async def run(self, attempt: Attempt, job: PrefillJob) -> None:
@@ -59,12 +62,16 @@ class HandOver:
     async def _run(self, attempt: Attempt, job: PrefillJob, story: Story) -> None:
         transfer: OutgoingTransfer | None = None
         handed_over, why = False, ""
+        kept = NOTHING
         try:
             transfer = await self._open(attempt, job, story)
             story.opened(transfer)
+            if self._tiering is not None:
+                kept = await self._tiering.work(attempt)
+                transfer.tee = kept.tee
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
                 span.set_attribute(names.INPUT_TOKENS, job.generation.prompt_tokens)
-                self._engine.submit(_work(attempt, job.generation, transfer))
+                self._engine.submit(_work(attempt, job.generation, transfer, kept))
                 news = await _sampled(attempt, transfer)
             if news.finish is None:
                 await self._hand_over(attempt, job, transfer, news=news, story=story)
@@ -73,6 +80,7 @@ class HandOver:
             why = str(err) or _ENDED.get(type(err), type(err).__name__)
             raise
         finally:
+            kept.leave()
             if transfer is not None and handed_over:
                 transfer.close()
             elif attempt.link:
@@ -167,6 +175,8 @@ class HandOver:
         story: Story,
     ) -> None:
         with spans.start_as_current_span(names.KV_TRANSFER) as span:
+            span.set_attribute(names.TRANSFER_ID, transfer.transfer_id)
+            span.set_attribute(names.LINK, transfer.kind)
             ended_s = self._now_s()
             within_s = self._peer.within_s(job)
             digests = await transfer.digests(within_s)
@@ -222,8 +232,6 @@ def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int, blocks: i
     moving_s = transfer.moving_s
     span.set_attributes(
         {
-            names.TRANSFER_ID: transfer.transfer_id,
-            names.LINK: transfer.kind,
             names.LINK_TLS: transfer.encrypted,
             names.CODEC: transfer.codec,
             names.SEALED: transfer.sealed,
@@ -241,7 +249,9 @@ def _way(link: str, job: PrefillJob) -> str:
     return f"{link} {job.decode_worker}"
 
 
-def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> SequenceWork:
+def _work(
+    attempt: Attempt, generation: Generation, sink: BlockSink, kept: TierWork
+) -> SequenceWork:
     return SequenceWork(
         key=attempt.key,
         phase=Phase.PREFILL,
@@ -251,4 +261,6 @@ def _work(attempt: Attempt, generation: Generation, sink: BlockSink) -> Sequence
         stopping=generation.stopping,
         tenant=generation.tenant,
         sink=sink,
+        restored=kept.restored,
+        on_imported=kept.leave,
     )

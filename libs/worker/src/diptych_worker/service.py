@@ -23,6 +23,8 @@ from diptych_contracts.control import (
     KvSnapshot,
     TenantForgotten,
     TenantKept,
+    TiersAsk,
+    TiersSnapshot,
 )
 from diptych_contracts.errors import DiptychError, Refused, Transient, Unverified
 from diptych_contracts.ids import RequestId
@@ -45,6 +47,7 @@ from diptych_engine.port import Engine, Phase, SequenceKey
 from diptych_kvlink.claiming import IncomingBlock
 from diptych_kvlink.sealing import BadTicket
 from diptych_kvlink.writer_links import WriterLinks
+from diptych_kvtiers.stack import Forgotten
 from diptych_policy.job_admission import Admitted, JobAdmission, NotAdmitted
 from diptych_policy.overtaken import Rounds
 from diptych_telemetry import logger
@@ -60,12 +63,14 @@ from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
 from diptych_worker.reporting import Reports
 from diptych_worker.taking_over import TakeOver, context_tokens, whole_tokens
+from diptych_worker.tiering import Tiering
 
 log = logger("worker")
 
 _LOAD_S = 0.1
 _SWEEP_S = 0.25
 _BLOCKS_S = 0.02
+_TIERS_S = 1.0
 _REFRESH_S = 10.0
 _LOOK_S = 0.5
 _ASK_S = 2.0
@@ -73,8 +78,8 @@ _LINGER_S = 0.3
 """Ten times what a registration's end takes to reach everybody."""
 
 
-ControlAsk = KvAsk | LinksAsk | BlocksQuery | Signed
-ControlAnswer = KvSnapshot | LinksReport | BlocksSnapshot | ForgetAnswer
+ControlAsk = KvAsk | TiersAsk | LinksAsk | BlocksQuery | Signed
+ControlAnswer = KvSnapshot | TiersSnapshot | LinksReport | BlocksSnapshot | ForgetAnswer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class Parts:
     register: Register
     reports: Reports
     device: Device
+    tiering: Tiering | None = None
 
 
 class Worker:
@@ -119,6 +125,7 @@ class Worker:
         self._decoding = parts.decoding
         self._embedding = parts.embedding
         self._reports = parts.reports
+        self._tiering = parts.tiering
         self._obeying = obeying(member, subjects.control(self._me), ForgetTenant)
         self._attempts: dict[SequenceKey, Attempt] = {}
         self._rounds = Rounds()
@@ -141,6 +148,8 @@ class Worker:
                 self._tasks.create_task(every(_LOOK_S, self._look_for_overtaken)),
                 self._tasks.create_task(self._reports.end_once_back()),
             ]
+            if self._tiering is not None:
+                turns.append(self._tasks.create_task(every(_TIERS_S, self._tiering.measure)))
             staying = self._tasks.create_task(every(_REFRESH_S, self._register.refresh))
             self._member.ready(True)
             await self._member.stopping.wait()
@@ -313,6 +322,10 @@ class Worker:
                 return self._kv(ask)
             case LinksAsk():
                 return await asyncio.to_thread(self._survey, gpus=ask.gpus)
+            case TiersAsk():
+                tiering = self._tiering
+                none = TiersSnapshot(worker=self._me)
+                return none if tiering is None else tiering.snapshot(self._me, ask.tier)
             case BlocksQuery():
                 return self._blocks.snapshot()
             case Signed():
@@ -335,8 +348,14 @@ class Worker:
             return TenantKept(worker=self._me, reason=str(err))
         self._prompts.forget()
         dropped = await asyncio.wrap_future(self._engine.forget(order.tenant))
-        log.info("tenant_forgotten", sequences=dropped)
-        return TenantForgotten(worker=self._me, sequences=dropped)
+        kept = Forgotten() if self._tiering is None else await self._tiering.forget(order.tenant)
+        log.info("tenant_forgotten", sequences=dropped, tier_entries=kept.entries)
+        return TenantForgotten(
+            worker=self._me,
+            sequences=dropped,
+            tier_entries=kept.entries,
+            tiers_away=kept.unreachable,
+        )
 
     # Time
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from diptych_chassis.settings import ServiceSettings
 from diptych_engine.adapters import ADAPTERS
+from diptych_kvtiers.specs import parse_tiers
 
 OWN_ENGINES = ("llamacpp", "sim")
 """Those whose KV Diptych moves itself."""
@@ -82,11 +83,24 @@ class WorkerSettings(ServiceSettings):
     kv_seal: Literal["off", "required"] = "off"
     """Whether blocks are sealed (AES-256-GCM, a key for each transfer) over links without TLS:
     shared memory, RDMA. Required by one, it is done; a worker that cannot is refused."""
+    kv_tiers: tuple[str, ...] = ()
+    """Where KV is kept beyond the engine, the fastest first, each with what it may hold:
+    `host:2GiB,disk:20GiB:/var/lib/diptych/kv`; see `docs/kv.md`."""
+    kv_tier_key: Path | None = None
+    """A file with the fleet's key: entries in tiers are sealed with it."""
+    kv_tier_sightings: int = 2
+    """At which sighting a block of a prompt is written to the tiers; 1: at once."""
+    kv_restore: Literal["cost", "always"] = "cost"
+    """Whether KV in a tier is read only where that is believed to be faster than computing it, or
+    wherever it is found."""
     drain_s: float = 60.0
     device_watts: float = 300.0
     """Board power of the simulated device."""
 
     def __post_init__(self) -> None:
+        parse_tiers(self.kv_tiers)
+        if self.kv_tier_sightings < 1:
+            raise ValueError(f"kv_tier_sightings: expected 1 or more, got {self.kv_tier_sightings}")
         known = (*OWN_ENGINES, *sorted(ADAPTERS))
         if self.engine not in known:
             raise ValueError(f"engine: expected one of {', '.join(known)}, got {self.engine!r}")

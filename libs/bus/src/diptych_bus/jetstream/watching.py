@@ -38,8 +38,9 @@ HEARTBEAT_S = 0.5
 SILENCE_S = 1.6
 """Three missed heartbeats."""
 LOOK_S = 0.25
-LISTING_S = 5.0
-"""Silence after which a listing is given up."""
+LISTING_S = 15.0
+"""Silence after which a listing is given up; 5 s came about where 100,000 keys were listed by one
+of many busy processes."""
 SHORT_AWAY_S = 60.0
 """After a longer absence a forgotten value may have expired, and a remembered one been forgotten
 by everybody else: all is listed."""
@@ -123,7 +124,7 @@ class Watch(Generic[M]):
         self._stop_watching = connection.watch_link(up=self._list_soon)
 
     async def start(self) -> "Watch[M]":
-        """List the bucket. Raises `BusAway` if that does not go on for 5 s."""
+        """List the bucket. Raises `BusAway` if that does not go on for 15 s."""
         try:
             await self._list()
             self._task = self._connection.lifetime.start(self._heal(), f"watch {self._stream}")

@@ -48,6 +48,7 @@ _WORKER = Rights(
     objects={
         streams.MODELS: ObjectsUse(reads=True, writes=True),
         streams.PROMPTS: ObjectsUse(reads=True),
+        streams.KV_BLOCKS: ObjectsUse(reads=True, writes=True),
     },
 )
 
@@ -205,6 +206,7 @@ _OPERATOR = Rights(
         streams.DEAD_PROMPTS: ObjectsUse(reads=True, writes=True),
         streams.RESPONSE_PARTS: ObjectsUse(reads=True, writes=True),
         streams.FILE_PARTS: ObjectsUse(reads=True, writes=True),
+        streams.KV_BLOCKS: ObjectsUse(reads=True, writes=True),
     },
 )
 """A purge looks everywhere and erases anything of a tenant's."""

@@ -3,11 +3,16 @@
 A table names a field by its path: `choices[].token_ids` is in every object of the list `choices`.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+
+from diptych_contracts.errors import Permanent
+
+log = logging.getLogger("diptych.engine")
 
 OBJECT = "object"
 """A field whose own fields stand in the table."""
@@ -96,6 +101,19 @@ def shaped(fields: Fields, value: Mapping[str, Any], prefix: str = "") -> dict[s
         else:
             result[name] = inner
     return result
+
+
+def see_version(contract: Contract, version: str) -> None:
+    """Warn of a `version` newer than the fields were read in, by more than a patch.
+
+    Raises:
+        Permanent: it is older than the first one with all of them.
+    """
+    least, newest = contract.versions
+    if version_key(version) < version_key(least):
+        raise Permanent(f"{contract.engine} {version} is too old: expected {least} or later")
+    if version_key(version)[:2] > version_key(newest)[:2]:
+        log.warning("engine_newer_than_contract", extra={"version": version, "known": newest})
 
 
 def version_key(version: str) -> tuple[int, ...]:

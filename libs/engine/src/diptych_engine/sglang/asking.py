@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 
 from diptych_contracts.errors import Permanent
-from diptych_engine.over_http.resuming import see_grammar_begins, seed_after, signed
+from diptych_engine.over_http.resuming import see_grammar_begins
+from diptych_engine.over_http.sampling import sampling_fields
 from diptych_engine.port import SequenceWork
 from diptych_engine.sglang.rooms import Room
 
@@ -49,23 +50,9 @@ def question(work: SequenceWork, eos_ids: tuple[int, ...], salt: str, room: Room
 
 def _sampling(work: SequenceWork, eos_ids: tuple[int, ...]) -> dict[str, Any]:
     sampling = work.sampling
-    asked: dict[str, Any] = {
-        "max_new_tokens": work.stopping.max_tokens - len(work.answer_ids),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or _ALL,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "ignore_eos": work.stopping.ignore_eos,
-    }
-    if sampling.temperature > 0:
-        asked["sampling_seed"] = signed(seed_after(sampling, len(work.answer_ids)))
-    if not work.stopping.ignore_eos:
-        asked["stop_token_ids"] = list(eos_ids)
-    if sampling.logit_bias:
-        asked["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    asked = sampling_fields(work, eos_ids, seed="sampling_seed")
+    asked["max_new_tokens"] = work.stopping.max_tokens - len(work.answer_ids)
+    asked["top_k"] = sampling.top_k or _ALL
     if sampling.grammar is not None:
         see_grammar_begins(work)
         if sampling.grammar.kind != "json_schema":

@@ -19,7 +19,7 @@ from diptych_contracts.handoffs import EngineHandOff, FirstToken, HandOffTerms
 from diptych_contracts.jobs import RefusalReason
 from diptych_engine.adapters import AdapterSettings
 from diptych_engine.over_http.client import EngineHttp
-from diptych_engine.over_http.contract import version_key
+from diptych_engine.over_http.contract import see_version
 from diptych_engine.over_http.exposition import totals
 from diptych_engine.over_http.liveness import Liveness, until_ready
 from diptych_engine.over_http.salts import Salts
@@ -74,26 +74,12 @@ class SglangEngine:
         self._salts = Salts()
         self._liveness = Liveness(silence_s=options.silence_s, probe_s=options.probe_s)
         self._phases: set[Phase] = set()
-        self.spec = EngineSpec(
-            engine="sglang",
-            fingerprint=settings.fingerprint(dtype="auto"),
-            layout=settings.layout(block_tokens=1, dtype="auto"),
-            context_tokens=settings.card.context_tokens,
-            kv_tokens=settings.kv_tokens,
-            max_sequences=settings.max_sequences,
-            vocab_size=settings.card.vocab_size,
-            eos_ids=settings.card.eos_ids,
-        )
+        self.spec: EngineSpec = settings.spec(block_tokens=1, dtype="auto")
 
     async def start(self) -> None:
         """Wait for the server, and for its bootstrap server; see `RequestEngine`."""
         info = await self._info()
-        least, newest = CONTRACT.versions
-        if version_key(info.version) < version_key(least):
-            raise Permanent(f"SGLang {info.version} is too old: expected {least} or later")
-        if version_key(info.version)[:2] > version_key(newest)[:2]:
-            known = {"version": info.version, "known": newest}
-            log.warning("engine_newer_than_contract", extra=known)
+        see_version(CONTRACT, info.version)
         if info.disaggregation_transfer_backend == "fake" and info.disaggregation_mode != "null":
             raise Permanent("SGLang's transfer backend `fake` moves no KV")
         self._phases = _PHASES.get(info.disaggregation_mode, set())

@@ -5,8 +5,9 @@ from pathlib import Path
 from diptych_contracts.errors import Permanent
 from diptych_engine.adapters import AdapterSettings
 from diptych_engine.request_port import RequestEngine
-from diptych_engine.tensorrt_llm.engine import Served, TrtLlmEngine
+from diptych_engine.tensorrt_llm.engine import TrtLlmEngine
 from diptych_engine.tensorrt_llm.options import LlmOptions, ServeOptions
+from diptych_engine.tensorrt_llm.served import Served
 
 
 def llm_api(settings: AdapterSettings) -> TrtLlmEngine:

@@ -7,14 +7,12 @@ crosses Diptych. Token ids go in and come out: it has no tokenizer here.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from diptych_contracts.cards import Fingerprint, KvLayout
-from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refused, Unverified
-from diptych_contracts.fleet import Role
-from diptych_contracts.handoffs import EngineHandOff, FirstToken, HandOffTerms
+from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refused
+from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.journal import EndReason
 from diptych_engine.port import EngineSpec, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
@@ -34,30 +32,13 @@ from diptych_engine.tensorrt_llm.options import LlmOptions
 from diptych_engine.tensorrt_llm.package import Features, Package, load_package
 from diptych_engine.tensorrt_llm.request_ids import RequestIds
 from diptych_engine.tensorrt_llm.requests import LiveRequest
+from diptych_engine.tensorrt_llm.served import GUIDED, Served
 
 STATS_S = 0.05
 """How long to wait for statistics: those of the last iteration lie ready, or there are none."""
 EVENTS_S = 2.0
-GUIDED = ("response_format",)
-"""What needs guided decoding. Other grammars than JSON schemas it does not know in our form."""
 IDLE_S = 0.2
 """Between two readings of an engine that has nothing to tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """Which model the engine serves, and for whom."""
-
-    checkpoint: str
-    fingerprint: Fingerprint
-    role: Role
-    context_tokens: int
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    max_sequences: int
-    kv_tokens: int = 0
-    """Of all sequences together; 0: what the GPU's memory holds, counted as `max_sequences` full
-    contexts."""
 
 
 class TrtLlmEngine:
@@ -88,33 +69,15 @@ class TrtLlmEngine:
         self.spec = self._spec("")
 
     def _spec(self, version: str) -> EngineSpec:
-        served, options = self._served, self._options
-        terms = HandOffTerms(
-            kind="trtllm",
-            engine_version=f"{version}/{options.transceiver}/{options.kv_dtype}"
-            f"/{options.tokens_per_block}",
-            first_token=FirstToken.PREFILL,
-            orphan_ms=options.kv_transfer_timeout_ms,
+        options = self._options
+        unsupported = ("logit_bias", "tool_choice", *(() if options.guided else GUIDED))
+        spec = self._served.spec(
+            f"tensorrt_llm-{version}",
+            options,
+            moves_as=f"{version}/{options.transceiver}",
+            unsupported=unsupported,
         )
-        return EngineSpec(
-            engine=f"tensorrt_llm-{version}",
-            fingerprint=served.fingerprint,
-            layout=KvLayout(
-                layout_id="engine",
-                engine_build=f"tensorrt_llm-{version}",
-                block_tokens=options.tokens_per_block,
-                slot_bytes=0,
-                dtype=options.kv_dtype,
-            ),
-            context_tokens=served.context_tokens,
-            kv_tokens=served.kv_tokens or served.context_tokens * served.max_sequences,
-            max_sequences=served.max_sequences,
-            vocab_size=served.vocab_size,
-            eos_ids=served.eos_ids,
-            step_tokens=options.max_num_tokens,
-            hand_off=terms,
-            unsupported=("logit_bias", "tool_choice", *(() if options.guided else GUIDED)),
-        )
+        return replace(spec, step_tokens=options.max_num_tokens)
 
     async def start(self) -> None:
         """Import the engine, hold it against the contract, load the weights.
@@ -235,12 +198,11 @@ class TrtLlmEngine:
         package = self._ready()
         assert self.features is not None
         envelope = handing_over.opened(
-            hand_off, version=package.version, known=frozenset(self.features.hand_off_fields)
+            hand_off,
+            version=package.version,
+            prompt_tokens=len(tokens_of(work)),
+            known=frozenset(self.features.hand_off_fields),
         )
-        if envelope.prompt_tokens != len(tokens_of(work)):
-            raise Unverified(
-                f"the hand-off is of {envelope.prompt_tokens} tokens, not {len(tokens_of(work))}"
-            )
         return handing_over.made(envelope, package, request_type="generation_only")
 
     def _ask(self, work: SequenceWork, params: Any, *, streaming: bool) -> LiveRequest:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from diptych_contracts.errors import Incompatible, Permanent
+from diptych_contracts.errors import Incompatible, Permanent, Unverified
 from diptych_contracts.handoffs import EngineHandOff
 from diptych_engine.tensorrt_llm.package import Package
 
@@ -58,17 +58,21 @@ def sealed(fields: Mapping[str, Any], *, version: str, prompt_tokens: int) -> by
     return data
 
 
-def opened(hand_off: EngineHandOff, *, version: str, known: frozenset[str] | None) -> Envelope:
+def opened(
+    hand_off: EngineHandOff, *, version: str, prompt_tokens: int, known: frozenset[str] | None
+) -> Envelope:
     """What is in a hand-off.
 
     Args:
         hand_off: As it came.
         version: This side's engine.
+        prompt_tokens: How many decode was given.
         known: The fields that this side's engine knows; None: it refuses others itself.
 
     Raises:
         Incompatible: the other side runs another version, or its hand-off has fields that this
             engine does not know.
+        Unverified: it is of another prompt.
     """
     try:
         envelope = msgspec.msgpack.decode(hand_off.opaque, type=Envelope)
@@ -84,6 +88,8 @@ def opened(hand_off: EngineHandOff, *, version: str, known: frozenset[str] | Non
             f"the hand-off has fields that TensorRT-LLM {version} does not know here: "
             f"{', '.join(unknown)}; both sides must run the same build"
         )
+    if envelope.prompt_tokens != prompt_tokens:
+        raise Unverified(f"the hand-off is of {envelope.prompt_tokens} tokens, not {prompt_tokens}")
     return envelope
 
 

@@ -5,7 +5,19 @@ from typing import Any, Literal
 import msgspec
 
 
-class LlmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both forms are told of KV."""
+
+    kv_transfer_timeout_ms: int = 60_000
+    """After so long prefill frees KV that nobody fetched."""
+    kv_dtype: str = "auto"
+    """Of the KV cache: equal on both sides."""
+    tokens_per_block: int = 32
+    machine_id: int | None = None
+    """Of this worker in the ids of hand-offs: unique in the fleet. None draws one."""
+
+
+class LlmOptions(KvOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine inside the worker."""
 
     checkpoint: str = ""
@@ -19,11 +31,6 @@ class LlmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Most tokens in one step; prompts are computed in chunks of at most so many."""
     transceiver: Literal["DEFAULT", "UCX", "NIXL"] = "NIXL"
     """What carries KV between engines. `MPI` would need both in one world."""
-    kv_transfer_timeout_ms: int = 60_000
-    """After so long prefill frees KV that nobody fetched."""
-    kv_dtype: str = "auto"
-    """Of the KV cache: equal on both sides."""
-    tokens_per_block: int = 32
     kv_memory_frac: float = 0.9
     """Of the GPU memory that is free after the weights."""
     host_cache_bytes: int | None = None
@@ -38,8 +45,6 @@ class LlmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     speculative: dict[str, Any] | None = None
     """The engine's `speculative_config`, by its own words."""
     trust_remote_code: bool = False
-    machine_id: int | None = None
-    """Of this worker in the ids of hand-offs: unique in the fleet. None draws one."""
     start_s: float = 1800.0
     """Deadline of loading the weights."""
     abort_s: float = 30.0
@@ -48,12 +53,9 @@ class LlmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Deadline of the token that a health probe asks for."""
 
 
-class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServeOptions(KvOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The engine behind `trtllm-serve`. What it was started with is said here again."""
 
-    kv_transfer_timeout_ms: int = 60_000
-    tokens_per_block: int = 32
-    kv_dtype: str = "auto"
     block_reuse: bool = False
     """Whether the server keeps KV of prompts. Its completions know no salt, so tenants would share
     it: with it on, the server answers one tenant only, the first that comes."""
@@ -61,7 +63,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Whether this worker reads its KV events: nobody else may, reading takes them away."""
     guided: bool = False
     """Whether the server was started with a `guided_decoding_backend`."""
-    machine_id: int | None = None
     start_s: float = 1800.0
     """How long to wait for the server, which loads weights for minutes."""
     connect_s: float = 5.0

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import msgspec
 
-from diptych_contracts.cards import KvLayout
-from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refused, Unverified
-from diptych_contracts.handoffs import EngineHandOff, FirstToken, HandOffTerms
+from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refused
+from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.journal import EndReason
 from diptych_engine.port import EngineSpec, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
@@ -22,13 +21,13 @@ from diptych_engine.tensorrt_llm import handing_over
 from diptych_engine.tensorrt_llm.asking import left_of, tokens_of
 from diptych_engine.tensorrt_llm.contract import shipped_contract
 from diptych_engine.tensorrt_llm.cursors import BROKEN
-from diptych_engine.tensorrt_llm.engine import GUIDED, Served
 from diptych_engine.tensorrt_llm.iteration_stats import stats_of
 from diptych_engine.tensorrt_llm.kv_events import KvEventReader
 from diptych_engine.tensorrt_llm.options import ServeOptions
 from diptych_engine.tensorrt_llm.request_ids import RequestIds
 from diptych_engine.tensorrt_llm.serve_cursor import PartCursor
 from diptych_engine.tensorrt_llm.serve_wire import Completion, body_of, failure_of, read
+from diptych_engine.tensorrt_llm.served import GUIDED, Served
 from diptych_engine.tensorrt_llm.versions import Version, has_begun, in_range
 
 RETRY_S = 0.5
@@ -59,30 +58,11 @@ class TrtLlmServe:
         self.spec = self._spec("")
 
     def _spec(self, version: str) -> EngineSpec:
-        served, options = self._served, self._options
-        terms = HandOffTerms(
-            kind="trtllm",
-            engine_version=f"serve/{version}/{options.kv_dtype}/{options.tokens_per_block}",
-            first_token=FirstToken.PREFILL,
-            orphan_ms=options.kv_transfer_timeout_ms,
-        )
-        guided = () if options.guided else GUIDED
-        return EngineSpec(
-            engine=f"trtllm_serve-{version}",
-            fingerprint=served.fingerprint,
-            layout=KvLayout(
-                layout_id="engine",
-                engine_build=f"trtllm_serve-{version}",
-                block_tokens=options.tokens_per_block,
-                slot_bytes=0,
-                dtype=options.kv_dtype,
-            ),
-            context_tokens=served.context_tokens,
-            kv_tokens=served.kv_tokens or served.context_tokens * served.max_sequences,
-            max_sequences=served.max_sequences,
-            vocab_size=served.vocab_size,
-            eos_ids=served.eos_ids,
-            hand_off=terms,
+        guided = () if self._options.guided else GUIDED
+        return self._served.spec(
+            f"trtllm_serve-{version}",
+            self._options,
+            moves_as=f"serve/{version}",
             unsupported=("logprobs", "top_logprobs", "tool_choice", *guided),
         )
 
@@ -230,11 +210,9 @@ class TrtLlmServe:
         return Refused(BROKEN, f"trtllm-serve broke an answer off: {err!r}")
 
     def _taken(self, work: SequenceWork, hand_off: EngineHandOff) -> dict[str, Any]:
-        envelope = handing_over.opened(hand_off, version=self._version.text, known=None)
-        if envelope.prompt_tokens != len(tokens_of(work)):
-            raise Unverified(
-                f"the hand-off is of {envelope.prompt_tokens} tokens, not {len(tokens_of(work))}"
-            )
+        envelope = handing_over.opened(
+            hand_off, version=self._version.text, prompt_tokens=len(tokens_of(work)), known=None
+        )
         return envelope.fields | {"request_type": "generation_only"}
 
     def _body(

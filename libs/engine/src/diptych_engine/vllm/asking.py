@@ -6,7 +6,8 @@ import msgspec
 
 from diptych_contracts.errors import Permanent
 from diptych_contracts.sampling import Grammar
-from diptych_engine.over_http.resuming import see_grammar_begins, seed_after, signed
+from diptych_engine.over_http.resuming import see_grammar_begins
+from diptych_engine.over_http.sampling import sampling_fields
 from diptych_engine.port import SequenceWork
 
 COMPLETIONS = "/v1/completions"
@@ -84,23 +85,9 @@ class Asking:
 
     def _sampling(self, work: SequenceWork, eos_ids: tuple[int, ...]) -> dict[str, Any]:
         sampling = work.sampling
-        asked: dict[str, Any] = {
-            "max_tokens": work.stopping.max_tokens - len(work.answer_ids),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repetition_penalty": sampling.repetition_penalty,
-            "ignore_eos": work.stopping.ignore_eos,
-        }
-        if sampling.temperature > 0:
-            asked["seed"] = signed(seed_after(sampling, len(work.answer_ids)))
-        if not work.stopping.ignore_eos:
-            asked["stop_token_ids"] = list(eos_ids)
-        if sampling.logit_bias:
-            asked["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+        asked = sampling_fields(work, eos_ids, seed="seed")
+        asked["max_tokens"] = work.stopping.max_tokens - len(work.answer_ids)
+        asked["top_k"] = sampling.top_k
         if sampling.top_logprobs is not None:
             asked["logprobs"] = sampling.top_logprobs
         if sampling.grammar is not None:

@@ -18,7 +18,7 @@ from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import EndReason
 from diptych_engine.adapters import AdapterSettings
 from diptych_engine.over_http.client import EngineHttp
-from diptych_engine.over_http.contract import version_key
+from diptych_engine.over_http.contract import see_version
 from diptych_engine.over_http.exposition import labels, totals
 from diptych_engine.over_http.liveness import Liveness, until_ready
 from diptych_engine.over_http.salts import Salts
@@ -73,25 +73,12 @@ class VllmEngine:
         self._asking = Asking(model=settings.engine_model, token_level=False, lark=options.lark)
         self.counts = HandOffCounts()
         self._audit = HandOffAudit(self.counts, _BLOCK_TOKENS)
-        self.spec = EngineSpec(
-            engine="vllm",
-            fingerprint=settings.fingerprint(dtype="auto"),
-            layout=settings.layout(block_tokens=_BLOCK_TOKENS, dtype="auto"),
-            context_tokens=settings.card.context_tokens,
-            kv_tokens=settings.kv_tokens,
-            max_sequences=settings.max_sequences,
-            vocab_size=settings.card.vocab_size,
-            eos_ids=settings.card.eos_ids,
-        )
+        self.spec: EngineSpec = settings.spec(block_tokens=_BLOCK_TOKENS, dtype="auto")
 
     async def start(self) -> None:
         """Wait for the server and learn what it is; see `RequestEngine`."""
         version = await self._version()
-        least, newest = CONTRACT.versions
-        if version_key(version) < version_key(least):
-            raise Permanent(f"vLLM {version} is too old: expected {least} or later")
-        if version_key(version)[:2] > version_key(newest)[:2]:
-            log.warning("engine_newer_than_contract", extra={"version": version, "known": newest})
+        see_version(CONTRACT, version)
         model = await self._model()
         token_level = await self._knows_token_level()
         self._asking = Asking(model=model.id, token_level=token_level, lark=self._options.lark)

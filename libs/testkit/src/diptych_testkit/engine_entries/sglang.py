@@ -35,7 +35,7 @@ def sglang_pair(*, cumulative: bool) -> Iterator[EnginePair]:
     servers = [server("prefill"), server("decode")]
     for one in (bootstrap, *servers):
         one.start()
-    options = SglangOptions(start_s=10.0, prefill_url=servers[0].url, bootstrap_port=bootstrap.port)
+    options = SglangOptions(start_s=60.0, prefill_url=servers[0].url, bootstrap_port=bootstrap.port)
     loops = [
         RequestLoop(
             SglangEngine(adapter_settings("sglang", s.url, card=card, max_sequences=16), options),

@@ -10,8 +10,9 @@ from diptych_contracts.sampling import Stopping
 from diptych_engine.request_loop import RequestLoop
 from diptych_engine.request_watch import WatchTimes
 from diptych_engine.sim_card import EOS_ID, sim_card
-from diptych_engine.tensorrt_llm.engine import Served, TrtLlmEngine
+from diptych_engine.tensorrt_llm.engine import TrtLlmEngine
 from diptych_engine.tensorrt_llm.options import LlmOptions
+from diptych_engine.tensorrt_llm.served import Served
 from diptych_testkit import fake_tensorrt_llm as fake
 from diptych_testkit.engine_pairs import Abilities, EngineEntry, EnginePair
 from diptych_text.answer import AnswerText
@@ -19,7 +20,7 @@ from diptych_text.codec import TextCodec
 
 TIMES = WatchTimes(health_s=0.05, answer_s=30.0, stats_s=0.5)
 VOCAB = 260
-ORPHAN_MS = 5000
+ORPHAN_MS = 10_000
 """Long enough for eight prompts before the first of them is fetched, on a busy machine."""
 
 

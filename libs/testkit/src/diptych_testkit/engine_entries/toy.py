@@ -52,7 +52,7 @@ def toy_pair(settings: ToySettings, faults: Faults | None = None) -> Iterator[En
 
 def settings(**changes: object) -> ToySettings:
     """A toy of the suite."""
-    base: dict[str, object] = {"vocab_size": 260, "token_s": 0.001, "orphan_ms": 200}
+    base: dict[str, object] = {"vocab_size": 260, "token_s": 0.001, "orphan_ms": 3000}
     return ToySettings(**(base | changes))  # type: ignore[arg-type]
 
 

@@ -67,7 +67,9 @@ def _pair(version: str) -> Iterator[EnginePair]:
         loops = []
         for server, role in zip(servers, (Role.PREFILL, Role.DECODE), strict=True):
             stack.enter_context(_listening(server))
-            options = ServeOptions(kv_transfer_timeout_ms=ORPHAN_MS, tokens_per_block=4)
+            options = ServeOptions(
+                kv_transfer_timeout_ms=ORPHAN_MS, tokens_per_block=4, connect_s=60.0
+            )
             engine = TrtLlmServe(suite_served(role), options, url=server.url)
             loops.append(RequestLoop(engine, answer_text, times=TIMES))
             stack.callback(loops[-1].stop)

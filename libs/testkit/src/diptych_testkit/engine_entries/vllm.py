@@ -14,7 +14,7 @@ from diptych_testkit.fake_engines.vllm import FakeNixl, FakeVllm, VllmHabits
 from diptych_testkit.fake_engines.works import adapter_settings
 from diptych_text.codec import TextCodec
 
-_LEASE_S = 1.0
+_LEASE_S = 3.0
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def vllm_pair(*, token_level: bool) -> Iterator[EnginePair]:
     servers = [FakeVllm(nixl, habits) for _ in range(2)]
     for server in servers:
         server.start()
-    options = VllmOptions(start_s=10.0, lease_s=_LEASE_S)
+    options = VllmOptions(start_s=60.0, lease_s=_LEASE_S)
     loops = [
         RequestLoop(
             VllmEngine(adapter_settings("vllm", s.url, card=card, max_sequences=16), options),

@@ -4,40 +4,29 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from diptych_engine.over_http.contract import Contract
 from diptych_engine.sglang.contract import BOOTSTRAP, CONTRACT
 from diptych_engine.sglang.rooms import FAKE_HOST
+from diptych_testkit.fake_engines.habits import Habits, TokenServer
 from diptych_testkit.fake_engines.strict_server import Exchange, StrictServer
-from diptych_testkit.fake_engines.toy_tokens import ToyTokens, forced_by, toy_logprob
+from diptych_testkit.fake_engines.toy_tokens import ToyTokens, toy_logprob
 
 _POLL_S = 0.005
 _ROUTE = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 
 
-@dataclass
-class SglangHabits:
+@dataclass(kw_only=True)
+class SglangHabits(Habits):
     """How it behaves."""
 
     version: str = "0.5.23"
     model_path: str = "/models/toy"
     mode: str = "null"
-    vocab_size: int = 1000
-    first_token: int = 1
-    step_s: float = 0.0
-    eos_at: int | None = None
-    tokens_per_event: int = 1
     cumulative: bool = True
     """Whether an event has the whole answer so far: without `--incremental-streaming-output`."""
     deterministic: bool = True
     abort_after: int | None = None
     """So many tokens, then an abort of its own, with status 200."""
-    error_after: int | None = None
-    cut_after: int | None = None
-    die_after: int | None = None
-    reject: int = 0
-    hangs: bool = False
     metrics: bool = True
 
 
@@ -83,7 +72,7 @@ class FakeBootstrap(StrictServer):
             return sum(not (m.transferred or m.failed) for m in self.rooms.values())
 
 
-class FakeSglang(StrictServer):
+class FakeSglang(TokenServer):
     """One server.
 
     Args:
@@ -107,10 +96,9 @@ class FakeSglang(StrictServer):
             "abort_request": self._abort_request,
             "generate": self._generate,
         }
-        super().__init__(contract, handlers)
-        self.bootstrap = bootstrap
         self.habits = habits or SglangHabits()
-        self.running = 0
+        super().__init__(contract, handlers, self.habits, {"message": "it broke"})
+        self.bootstrap = bootstrap
         self.aborted: set[str] = set()
         self._live: set[str] = set()
 
@@ -168,8 +156,8 @@ class FakeSglang(StrictServer):
             await exchange.error(400, "Disaggregated request received without bootstrap room id.")
             return
         name = body.get("rid", "")
-        self._see(name not in self._live, f"rid {name} runs twice")
-        self._see(body.get("stream") is True, "both legs get the same body: it is streamed")
+        self.see(name not in self._live, f"rid {name} runs twice")
+        self.see(body.get("stream") is True, "both legs get the same body: it is streamed")
         self._live.add(name)
         self.running += 1
         try:
@@ -187,10 +175,10 @@ class FakeSglang(StrictServer):
     def _meet(self, body: dict[str, Any], mode: str) -> _Meeting:
         assert self.bootstrap is not None
         room, host, port = (body.get(f"bootstrap_{name}") for name in ("room", "host", "port"))
-        self._see(host != FAKE_HOST, "the fake host was asked for")
-        self._see(host == "127.0.0.1", f"bootstrap_host {host}")
-        self._see(port == self.bootstrap.port, f"bootstrap_port {port}")
-        self._see(isinstance(room, int) and 0 <= room < 1 << 63, f"bootstrap_room {room}")
+        self.see(host != FAKE_HOST, "the fake host was asked for")
+        self.see(host == "127.0.0.1", f"bootstrap_host {host}")
+        self.see(port == self.bootstrap.port, f"bootstrap_port {port}")
+        self.see(isinstance(room, int) and 0 <= room < 1 << 63, f"bootstrap_room {room}")
         return self.bootstrap.enter(room or 0, mode)
 
     async def _prefill(self, exchange: Exchange, meeting: _Meeting | None) -> None:
@@ -241,7 +229,7 @@ class FakeSglang(StrictServer):
                 elif len(made) == sampling.get("max_new_tokens"):
                     finish = {"type": "length", "length": len(made)}
             await exchange.wait(self.habits.step_s)
-            if exchange.left or await self._misbehaves(exchange, len(made)):
+            if exchange.left or await self._breaks_off(exchange, len(made)):
                 return
             await exchange.event(self._event(exchange.body, made, len(made), finish, len(new)))
         if self._gone(exchange):
@@ -249,34 +237,16 @@ class FakeSglang(StrictServer):
         else:
             await exchange.done()
 
-    async def _misbehaves(self, exchange: Exchange, made: int) -> bool:
-        habits = self.habits
-        if habits.die_after is not None and made > habits.die_after:
-            self._break()
-            return True
-        if habits.error_after is not None and made > habits.error_after:
-            await exchange.raw_event(msgspec.json.encode({"error": {"message": "it broke"}}))
-            await exchange.done()
-            return True
-        if habits.abort_after is not None and made > habits.abort_after:
+    async def _breaks_off(self, exchange: Exchange, made: int) -> bool:
+        after = self.habits.abort_after
+        if after is not None and made > after:
             await self._aborted(exchange, 500)
             return True
-        if habits.cut_after is not None and made > habits.cut_after:
-            await exchange.done()
-            return True
-        return False
+        return await self.misbehaves(exchange, made)
 
     def _tokens(self, body: dict[str, Any]) -> ToyTokens:
         sampling = body.get("sampling_params", {})
-        return ToyTokens(
-            body.get("input_ids", []),
-            vocab_size=self.habits.vocab_size,
-            first_token=self.habits.first_token,
-            forced=forced_by(sampling.get("logit_bias", {})),
-            temperature=sampling.get("temperature", 1.0),
-            seed=sampling.get("sampling_seed", 0),
-            eos_at=None if sampling.get("ignore_eos") else self.habits.eos_at,
-        )
+        return self.habits.tokens(body.get("input_ids", []), sampling, seed="sampling_seed")
 
     def _event(
         self,
@@ -305,7 +275,3 @@ class FakeSglang(StrictServer):
                     for token in shown
                 ]
         return {"text": None, "output_ids": shown, "meta_info": meta}
-
-    def _see(self, right: bool, fault: str) -> None:
-        if not right:
-            self.faults.append(fault)

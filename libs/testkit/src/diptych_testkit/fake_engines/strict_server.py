@@ -74,6 +74,7 @@ class Exchange:
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
+Handlers = Mapping[str, Handler]
 
 
 class StrictServer:
@@ -84,7 +85,7 @@ class StrictServer:
         handlers: What it does, by the name of the call.
     """
 
-    def __init__(self, contract: Contract, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, contract: Contract, handlers: Handlers) -> None:
         self.contract = contract
         self.faults: list[str] = []
         """What a test must not see."""
@@ -110,6 +111,11 @@ class StrictServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def see(self, right: bool, fault: str) -> None:
+        """Note `fault` unless all is right."""
+        if not right:
+            self.faults.append(fault)
 
     def start(self) -> None:
         """Listen; returns once it does."""

@@ -5,31 +5,31 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from diptych_engine.over_http.contract import Contract
 from diptych_engine.vllm.contract import CONTRACT
-from diptych_testkit.fake_engines.strict_server import Exchange, StrictServer
-from diptych_testkit.fake_engines.toy_tokens import ToyTokens, forced_by, toy_logprob
+from diptych_testkit.fake_engines.habits import Habits, TokenServer
+from diptych_testkit.fake_engines.strict_server import Exchange
+from diptych_testkit.fake_engines.toy_tokens import toy_logprob
 
 BLOCK_TOKENS = 16
 _NEEDED = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
+_ERROR = {
+    "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    "type": "InternalServerError",
+    "param": None,
+    "code": 500,
+}
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 
 
-@dataclass
-class VllmHabits:
+@dataclass(kw_only=True)
+class VllmHabits(Habits):
     """How it behaves."""
 
     version: str = "0.32.0"
     model: str = "toy"
     root: str = "/models/toy"
-    vocab_size: int = 1000
-    first_token: int = 1
     context_tokens: int = 4096
-    step_s: float = 0.0
-    eos_at: int | None = None
-    tokens_per_event: int = 1
     token_level: bool = False
     lease_s: float = 30.0
     details: bool = True
@@ -37,15 +37,6 @@ class VllmHabits:
     forgets: str = ""
     """A field that its transfer params lack."""
     null_params: bool = False
-    error_after: int | None = None
-    """So many tokens, then an error event, then `[DONE]`."""
-    cut_after: int | None = None
-    """So many tokens, then `[DONE]`, without a reason to finish."""
-    die_after: int | None = None
-    reject: int = 0
-    """The status it answers before its engine sees a request."""
-    hangs: bool = False
-    """Its web server answers, its engine does nothing."""
     healthy: bool = True
 
 
@@ -62,7 +53,7 @@ class FakeNixl:
             return sum(until > time.monotonic() for _, _, until, _ in self.kept.values())
 
 
-class FakeVllm(StrictServer):
+class FakeVllm(TokenServer):
     """One server.
 
     Args:
@@ -85,10 +76,9 @@ class FakeVllm(StrictServer):
             "completions": self._completions,
             "generate": self._generate,
         }
-        super().__init__(contract, handlers)
-        self.nixl = nixl or FakeNixl()
         self.habits = habits or VllmHabits()
-        self.running = 0
+        super().__init__(contract, handlers, self.habits, _ERROR)
+        self.nixl = nixl or FakeNixl()
         self.aborted = 0
         self.numbers: dict[str, float] = {
             "vllm:nixl_xfer_time_seconds_count": 0,
@@ -169,11 +159,11 @@ class FakeVllm(StrictServer):
         self, exchange: Exchange, ids: list[int], sampling: dict[str, Any], params: dict[str, Any]
     ) -> None:
         body = exchange.body
-        self._see(params == _PREFILL, f"prefill's kv_transfer_params: {params}")
-        self._see(body.get("stream") is False, "a prefill is not streamed")
-        self._see("stream_options" not in body, "a prefill has no stream_options")
-        self._see(sampling.get("max_tokens") == 1, "a prefill is of one token")
-        self._see(sampling.get("min_tokens", 0) <= 1, "a prefill needs min_tokens <= 1")
+        self.see(params == _PREFILL, f"prefill's kv_transfer_params: {params}")
+        self.see(body.get("stream") is False, "a prefill is not streamed")
+        self.see("stream_options" not in body, "a prefill has no stream_options")
+        self.see(sampling.get("max_tokens") == 1, "a prefill is of one token")
+        self.see(sampling.get("min_tokens", 0) <= 1, "a prefill needs min_tokens <= 1")
         name = self._named(exchange)
         await exchange.wait(self.habits.step_s)
         if exchange.left:
@@ -198,7 +188,7 @@ class FakeVllm(StrictServer):
         with self.nixl.lock:
             self.nixl.kept[f"cmpl-{name}-0-abc"] = (given, list(ids), until, self.url)
         given = {key: value for key, value in given.items() if key != self.habits.forgets}
-        token = self._tokens(ids, sampling).next()
+        token = self.habits.tokens(ids, sampling, seed="seed").next()
         finish = "stop" if token in sampling.get("stop_token_ids", ()) else "length"
         answer = {
             "id": f"cmpl-{name}",
@@ -218,10 +208,10 @@ class FakeVllm(StrictServer):
             if until < time.monotonic():
                 return 0
             del self.nixl.kept[key]
-        self._see(params == given, f"transfer params were altered: {params} instead of {given}")
-        self._see(list(params) == list(given), "transfer params were put in another order")
-        self._see(kept_ids == ids, "decode asks with another prompt than prefill")
-        self._see(self._named(exchange) in key, "another X-Request-Id than prefill's")
+        self.see(params == given, f"transfer params were altered: {params} instead of {given}")
+        self.see(list(params) == list(given), "transfer params were put in another order")
+        self.see(kept_ids == ids, "decode asks with another prompt than prefill")
+        self.see(self._named(exchange) in key, "another X-Request-Id than prefill's")
         self.numbers["vllm:nixl_xfer_time_seconds_count"] += 1
         self.numbers["vllm:nixl_bytes_transferred_sum"] += 1000 * len(ids)
         self.numbers["vllm:external_prefix_cache_hits_total"] += len(ids) - 1
@@ -230,9 +220,9 @@ class FakeVllm(StrictServer):
     async def _answer(
         self, exchange: Exchange, ids: list[int], sampling: dict[str, Any], cached: int
     ) -> None:
-        tokens, made, finish = self._tokens(ids, sampling), 0, None
+        tokens, made, finish = self.habits.tokens(ids, sampling, seed="seed"), 0, None
         if not exchange.body.get("stream"):
-            self._see(sampling.get("max_tokens") == 1, "only answers of one token come whole")
+            self.see(sampling.get("max_tokens") == 1, "only answers of one token come whole")
             first = tokens.next()
             answer = {"id": "cmpl-1", "request_id": "1", "kv_transfer_params": None}
             finish = "stop" if first in sampling.get("stop_token_ids", ()) else "length"
@@ -250,7 +240,7 @@ class FakeVllm(StrictServer):
                 elif made == sampling.get("max_tokens"):
                     finish = "length"
             await exchange.wait(self.habits.step_s)
-            if exchange.left or await self._misbehaves(exchange, made):
+            if exchange.left or await self.misbehaves(exchange, made):
                 return
             choice = self._choice(new, finish, sampling)
             await exchange.event({"id": "cmpl-1", "request_id": "1", "choices": [choice]})
@@ -260,33 +250,6 @@ class FakeVllm(StrictServer):
             last = {"id": "cmpl-1", "request_id": "1", "choices": []}
             await exchange.event(last | self._usage(ids, made, cached))
         await exchange.done()
-
-    async def _misbehaves(self, exchange: Exchange, made: int) -> bool:
-        habits = self.habits
-        if habits.die_after is not None and made > habits.die_after:
-            self._break()
-            return True
-        if habits.error_after is not None and made > habits.error_after:
-            text = "EngineCore encountered an issue. See stack trace (above) for the root cause."
-            error = {"message": text, "type": "InternalServerError", "param": None, "code": 500}
-            await exchange.raw_event(msgspec.json.encode({"error": error}))
-            await exchange.done()
-            return True
-        if habits.cut_after is not None and made > habits.cut_after:
-            await exchange.done()
-            return True
-        return False
-
-    def _tokens(self, ids: list[int], sampling: dict[str, Any]) -> ToyTokens:
-        return ToyTokens(
-            ids,
-            vocab_size=self.habits.vocab_size,
-            first_token=self.habits.first_token,
-            forced=forced_by(sampling.get("logit_bias", {})),
-            temperature=sampling.get("temperature", 1.0),
-            seed=sampling.get("seed", 0),
-            eos_at=None if sampling.get("ignore_eos") else self.habits.eos_at,
-        )
 
     def _choice(
         self, ids: list[int], finish: str | None, sampling: dict[str, Any]
@@ -330,9 +293,5 @@ class FakeVllm(StrictServer):
 
     def _named(self, exchange: Exchange) -> str:
         name = exchange.headers.get("x-request-id", "")
-        self._see(bool(name), "a leg without X-Request-Id")
+        self.see(bool(name), "a leg without X-Request-Id")
         return name
-
-    def _see(self, right: bool, fault: str) -> None:
-        if not right:
-            self.faults.append(fault)

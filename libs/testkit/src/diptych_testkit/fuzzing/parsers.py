@@ -10,6 +10,7 @@ from diptych_testkit.fuzzing import (
     kv_parsers,
     kv_wire_parsers,
     text_parsers,
+    tier_parsers,
 )
 from diptych_testkit.fuzzing.cases import Parser
 
@@ -23,6 +24,7 @@ PARSERS: Mapping[str, Parser] = {
         codec_parsers,
         gguf_parsers,
         text_parsers,
+        tier_parsers,
     )
     for parser in room.parsers()
 }

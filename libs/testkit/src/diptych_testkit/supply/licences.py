@@ -9,6 +9,7 @@ from importlib.metadata import Distribution
 _NAMES = {
     "Apache": "Apache-2.0",
     "Apache 2.0": "Apache-2.0",
+    "Apache License 2.0": "Apache-2.0",
     "Apache License Version 2.0": "Apache-2.0",
     "PSFL": "PSF-2.0",
     "BSD 2-Clause License": "BSD-2-Clause",

@@ -21,15 +21,13 @@ from diptych_contracts.responses import PartRef
 from diptych_contracts.streams import IDEMPOTENCY, IDEMPOTENCY_TTL_S, MAX_RESPONSE_BYTES
 from diptych_contracts.wire import encode
 from diptych_gateway.keeping.large_parts import ResponseParts
+from diptych_gateway.keeping.write_behind import MAX_WAITING, WriteBehind
 from diptych_policy.journal import RequestView
 from diptych_telemetry import logger
 
-MAX_WAITING = 4096
 FREE_TTL_S = 60.0
-_STEP_TIMEOUT_S = 3.0
 _STORED_S = 1.0
 """How long an answer waits for its claim's mark; without it a joiner asks the record."""
-_PAUSE_S = 0.25
 
 Change = Callable[[Claim], Claim | None]
 
@@ -52,10 +50,7 @@ class Claims:
         self._bucket = bus.bucket(IDEMPOTENCY, Claim)
         self._parts = ResponseParts(bus)
         self._names: dict[RequestId, str] = {}
-        self._waiting: dict[str, Change] = {}
-        self._news = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._writes: WriteBehind[str, Change] = WriteBehind(self._written, self._drop)
 
     async def get(self, name: str) -> Kept[Claim] | None:
         """What a key stands for. Raises `Transient`."""
@@ -101,9 +96,9 @@ class Claims:
             return
         if view.end.reason.is_finish:
             answer = answer_of(view)
-            self._later(name, lambda claim: _with(claim, view.request_id, answer))
+            self._writes.put(name, lambda claim: _with(claim, view.request_id, answer))
         else:
-            self._later(name, lambda claim: _freed(claim, view.request_id))
+            self._writes.put(name, lambda claim: _freed(claim, view.request_id))
 
     def forget(self, request_id: RequestId) -> None:
         """The request runs elsewhere, and is read here no more."""
@@ -112,7 +107,7 @@ class Claims:
     def release(self, name: str, request_id: RequestId) -> None:
         """A request was not accepted: free its key."""
         self._names.pop(request_id, None)
-        self._later(name, lambda claim: _freed(claim, request_id))
+        self._writes.put(name, lambda claim: _freed(claim, request_id))
 
     async def answer(self, claim: Claim) -> KeptAnswer:
         """The answer of a claim that has ended.
@@ -129,42 +124,20 @@ class Claims:
 
     async def settled(self, timeout_s: float) -> bool:
         """Wait until everything is written; False if `timeout_s` ran out."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self._writes.settled(timeout_s)
 
     async def run(self) -> None:
         """Write until cancelled."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            while self._waiting:
-                await self._next()
-            self._idle.set()
+        await self._writes.run()
 
-    def _later(self, name: str, change: Change) -> None:
-        while len(self._waiting) >= MAX_WAITING:
-            del self._waiting[next(iter(self._waiting))]
-            log.warning("claim_left_open", waiting=MAX_WAITING)
-        self._waiting[name] = change
-        self._idle.clear()
-        self._news.set()
+    def _drop(self, name: str, change: Change) -> None:
+        log.warning("claim_left_open", waiting=MAX_WAITING)
 
-    async def _next(self) -> None:
-        name, change = next(iter(self._waiting.items()))
+    async def _written(self, name: str, change: Change) -> None:
         try:
-            async with asyncio.timeout(_STEP_TIMEOUT_S):
-                await self._write(name, change)
-        except (Transient, TimeoutError):
-            await asyncio.sleep(_PAUSE_S)
-            return
+            await self._write(name, change)
         except Permanent as err:
             log.error("claim_not_written", error=str(err))
-        if self._waiting.get(name) is change:
-            del self._waiting[name]
 
     async def _write(self, name: str, change: Change) -> None:
         while True:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from diptych_bus.port import Bus
-from diptych_contracts.errors import Conflict, Permanent, Transient
+from diptych_contracts.errors import Conflict, Permanent
 from diptych_contracts.ids import RequestId
 from diptych_contracts.responses import (
     PREFIX,
@@ -37,15 +37,15 @@ from diptych_contracts.streams import (
 from diptych_contracts.wire import encode
 from diptych_gateway.errors import ApiError
 from diptych_gateway.keeping.large_parts import ResponseParts, parts_of
+from diptych_gateway.keeping.write_behind import MAX_WAITING, WriteBehind
 from diptych_telemetry import logger
 from diptych_text.answer import AnswerText
 
-MAX_WAITING = 4096
-_STEP_TIMEOUT_S = 3.0
-_PAUSE_S = 0.25
 _ID = re.compile(rf"{PREFIX}[0-9a-f]{{32}}")
 
 Make = Callable[[], StoredAnswer]
+Ending = tuple[Make, asyncio.Event]
+"""What makes the text of a response that has ended, and who waits until it is written."""
 
 log = logger(__name__)
 
@@ -69,10 +69,7 @@ class Archive:
     def __init__(self, bus: Bus) -> None:
         self._bucket = bus.bucket(RESPONSES, StoredResponse)
         self._parts = ResponseParts(bus)
-        self._waiting: dict[RequestId, tuple[Make, asyncio.Event]] = {}
-        self._news = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._writes: WriteBehind[RequestId, Ending] = WriteBehind(self._written, self._drop)
 
     async def create(self, stored: StoredResponse) -> StoredResponse:
         """Store a response that is about to run; gives it as it is kept.
@@ -146,14 +143,11 @@ class Archive:
 
         Gives an event that is set when that is done.
         """
-        while len(self._waiting) >= MAX_WAITING:
-            oldest = next(iter(self._waiting))
-            self._waiting.pop(oldest)[1].set()
-            log.warning("response_not_archived", request_id=oldest, waiting=MAX_WAITING)
-        _, done = self._waiting.setdefault(request_id, (make, asyncio.Event()))
-        self._idle.clear()
-        self._news.set()
-        return done
+        waiting = self._writes.get(request_id)
+        if waiting is None:
+            waiting = (make, asyncio.Event())
+            self._writes.put(request_id, waiting)
+        return waiting[1]
 
     async def finish(self, request_id: RequestId, make: Make, *, timeout_s: float) -> bool:
         """The same, waiting for it; False if `timeout_s` ran out (it is written later)."""
@@ -167,33 +161,22 @@ class Archive:
 
     async def settled(self, timeout_s: float) -> bool:
         """Wait until everything is written; False if `timeout_s` ran out."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await self._writes.settled(timeout_s)
 
     async def run(self) -> None:
         """Write until cancelled."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            while self._waiting:
-                await self._next()
-            self._idle.set()
+        await self._writes.run()
 
-    async def _next(self) -> None:
-        request_id, (make, done) = next(iter(self._waiting.items()))
+    def _drop(self, request_id: RequestId, ending: Ending) -> None:
+        log.warning("response_not_archived", request_id=request_id, waiting=MAX_WAITING)
+        ending[1].set()
+
+    async def _written(self, request_id: RequestId, ending: Ending) -> None:
+        make, done = ending
         try:
-            async with asyncio.timeout(_STEP_TIMEOUT_S):
-                await self._write(response_id(request_id), make)
-        except (Transient, TimeoutError):
-            await asyncio.sleep(_PAUSE_S)
-            return
+            await self._write(response_id(request_id), make)
         except Permanent as err:
             log.error("response_not_archived", request_id=request_id, error=str(err))
-        self._waiting.pop(request_id, None)
         done.set()
 
     async def _write(self, key: str, make: Make) -> None:
