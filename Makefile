@@ -51,7 +51,8 @@ compose: $(STAMP) ## the compose file on a real engine (as root it brings its ow
 
 nixl: $(STAMP) ## the KV link over NIXL: installs it (250 MB, Linux only) and runs its tests
 	$(BIN)/python infra/supply/install.py --part dependencies --no-deps nixl
-	$(BIN)/python -m pytest -q -n 2 libs/kvlink/tests -k nixl
+	$(BIN)/python -m pytest -q -n $(TESTERS) libs/kvlink/tests tests/faults/test_failing_links.py -k nixl
+	$(BIN)/python -m pytest -q -m live tests/live/test_kv_over_networks.py -k nixl
 
 deploy: $(STAMP) ## the Helm chart and the Dockerfiles, by the tools of their makers (installs 110 MB)
 	$(BIN)/python infra/supply/install.py --part dependencies deploy

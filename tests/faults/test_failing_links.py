@@ -1,25 +1,44 @@
 """KV links that fail: the request goes over another one, or another way, and nobody notices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from diptych_contracts.errors import Incompatible, LinkBroken
 from diptych_contracts.fleet import Role
 from diptych_contracts.requests import Forced
 from diptych_kvlink import shm
+from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.nixl_library import why_absent
 from diptych_kvlink.nixl_writer import NixlWriter
+from diptych_kvlink.tcp_listening import stop_listening
 from diptych_kvlink.tcp_stream import TcpStream
 from diptych_kvlink.tcp_writer import TcpWriter
+from diptych_telemetry import names
 from diptych_telemetry.metrics import render
+from diptych_telemetry.traces import recorded_spans
 from diptych_testkit.builders import a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import toy_answer
 
 PROMPT = tuple(range(1, 301))
+needs_nixl = pytest.mark.skipif(bool(why_absent()), reason="NIXL is not installed")
+ORDERS = [
+    ("shm", "tcp"),
+    ("tcp", "shm"),
+    pytest.param(("shm", "nixl", "tcp"), marks=needs_nixl, id="shm-nixl-tcp"),
+    pytest.param(("nixl", "tcp", "shm"), marks=needs_nixl, id="nixl-tcp-shm"),
+    pytest.param(("tcp", "shm", "nixl"), marks=needs_nixl, id="tcp-shm-nixl"),
+]
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    with recorded_spans() as recorded:
+        yield recorded
 
 
 async def a_pair(fleet: SmallFleet, **settings: Any) -> None:
@@ -56,7 +75,7 @@ async def test_shared_memory_out_of_reach_falls_back_to_tcp_at_once(
     assert metric("kv_transfers_total", link="shm", outcome="fell_back") == before + 1
 
 
-@pytest.mark.skipif(bool(why_absent()), reason="NIXL is not installed")
+@needs_nixl
 @pytest.mark.parametrize("nixl_too", [False, True])
 async def test_a_dead_link_falls_to_the_next_until_one_carries(
     monkeypatch: pytest.MonkeyPatch, nixl_too: bool
@@ -69,6 +88,75 @@ async def test_a_dead_link_falls_to_the_next_until_one_carries(
         assert await answered(fleet, "r1") == ("tcp" if nixl_too else "nixl")
         assert fleet.client.views["r1"].attempt == 1
         await fleet.settled()
+
+
+@pytest.fixture
+def incoming(monkeypatch: pytest.MonkeyPatch) -> dict[str, IncomingTransfers]:
+    """Every worker's, by its short name."""
+    made: dict[str, IncomingTransfers] = {}
+    init = IncomingTransfers.__init__
+
+    def noting(self: IncomingTransfers, *args: Any, name: str, **more: Any) -> None:
+        init(self, *args, name=name, **more)
+        made[name.partition("-")[0]] = self
+
+    monkeypatch.setattr(IncomingTransfers, "__init__", noting)
+    return made
+
+
+def end_transport(incoming: IncomingTransfers, kind: str) -> None:
+    """For good, and nothing else of the worker."""
+    (target,) = (t for t in incoming._held.targets if t.endpoint.kind == kind)
+    ended: Any = target
+    if kind == "shm":
+        ended._path.unlink()
+    elif kind == "nixl":
+        ended._plane.close()
+    else:
+        stop_listening(ended._listener)
+        ended._callers.hang_up()
+        ended._listener.close()
+
+
+@pytest.mark.parametrize("links", ORDERS)
+@pytest.mark.parametrize("used", [False, True])
+async def test_links_whose_transport_dies_fall_to_the_next_one_counted_and_traced(
+    links: tuple[str, ...],
+    used: bool,
+    incoming: dict[str, IncomingTransfers],
+    spans: InMemorySpanExporter,
+) -> None:
+    """Their decode worker lives on. The last one's death leaves no link: no KV crosses then."""
+    before = {link: fallen(link) for link in links}
+    async with small_fleet() as fleet:
+        await a_pair(fleet, links=links)
+        for number, link in enumerate(links):
+            if used:
+                assert await answered(fleet, f"a{number}") == link
+            end_transport(incoming["d1"], link)
+            expected = links[number + 1] if number + 1 < len(links) else ""
+            # Under way a death fails the attempt, which then may go on without any link.
+            for again in range(20):
+                spans.clear()
+                if (over := await answered(fleet, f"b{number}-{again}")) == expected:
+                    break
+                assert over == ""
+            assert over == expected
+            if expected:
+                assert fallen(link) > before[link]
+                assert (expected, True) in reservations(spans)
+            await fleet.settled()
+        assert metric("kv_transfers_total", link=links[0], outcome="fell_back") > 0
+
+
+def fallen(link: str) -> float:
+    return metric("kv_transfers_total", link=link, outcome="fell_back")
+
+
+def reservations(spans: InMemorySpanExporter) -> list[tuple[Any, Any]]:
+    """Of each: over which link, and whether that was not the first choice."""
+    found = [s.attributes or {} for s in spans.get_finished_spans() if s.name == names.KV_RESERVE]
+    return [(seen[names.LINK], seen[names.LINK_FELL_BACK]) for seen in found]
 
 
 async def test_a_listener_out_of_reach_falls_back_to_shared_memory(

@@ -90,10 +90,13 @@ ReserveAnswer = Ticket | ReserveRefused
 
 
 class Release(Message, frozen=True, kw_only=True, tag="release.1"):
-    """The writer is done with a ticket it will not hand over: nothing will be written any more."""
+    """The writer will not hand a ticket over; unless it `writes`, nothing is written any more."""
 
     transfer_id: TransferId
     reason: str = ""
+    """What failed at the writer; empty: nothing did, there was nothing to hand over."""
+    writes: bool = False
+    """Something of it may still arrive: its slots wait until the link says that it cannot."""
 
 
 class Released(Message, frozen=True, kw_only=True, tag="released.1"):

@@ -39,6 +39,7 @@ from diptych_kvlink.slots import SlotPool
 from diptych_kvlink.tallying import Tally
 from diptych_kvlink.tcp_receiving import Guard
 
+_MOST_REASON_CHARS = 300
 REFUSALS_KEPT = 512
 """Reservations refused that are remembered, for those who ask why."""
 MOST_ABOUT = 256
@@ -162,8 +163,8 @@ class IncomingTransfers:
         transfer = self._ledger.get(transfer_id)
         return transfer is not None and transfer.is_open
 
-    def release(self, transfer_id: TransferId) -> None:
-        """This worker is done with a ticket: imported, or given up. Idempotent.
+    def release(self, transfer_id: TransferId, reason: str = "given up by the reader") -> None:
+        """This worker is done with a ticket: imported, or given up for `reason`. Idempotent.
 
         A ticket given up before its claim has failed; its slots wait until the writer has closed
         them.
@@ -172,18 +173,27 @@ class IncomingTransfers:
         if transfer is not None:
             if transfer.state is State.VERIFIED:
                 transfer.end(State.RELEASED, "imported")
-            transfer.end(State.FAILED, "given up by the reader")
+            transfer.end(State.FAILED, reason)
             self._held.reader_is_done(transfer)
 
-    def writer_stopped(self, transfer_id: TransferId) -> None:
-        """The writer said (`Release`) that it writes no more under this ticket. Idempotent.
+    def writer_stopped(
+        self, transfer_id: TransferId, reason: str = "", *, writes: bool = False
+    ) -> None:
+        """The writer said (`Release`) that it hands nothing over under this ticket. Idempotent.
 
         A claimed ticket is the reader's: the message, then only late, changes nothing.
+
+        Args:
+            transfer_id: The ticket's.
+            reason: What failed there; empty: nothing did.
+            writes: Whether something may still arrive: then its slots wait for the link's word.
         """
         transfer = self._ledger.get(transfer_id)
         if transfer is not None:
-            transfer.writer_may_write = False
-            if transfer.state is not State.VERIFIED:
+            transfer.writer_may_write = transfer.writer_may_write and writes
+            if transfer.state is not State.VERIFIED and reason:
+                transfer.end(State.FAILED, f"failed at its writer: {_told(reason)}")
+            elif transfer.state is not State.VERIFIED:
                 transfer.end(State.RELEASED, "released by the writer")
             self._held.settle()
 
@@ -318,3 +328,8 @@ class IncomingTransfers:
 
 def _refused(told: KvTransfer, step: Step, now_s: float) -> KvTransfer:
     return msgspec.structs.replace(told, ended_ms=since_end_ms((step,), now_s))
+
+
+def _told(reason: str) -> str:
+    """What another process says, fit for a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in reason[:_MOST_REASON_CHARS])

@@ -19,7 +19,7 @@ from diptych_kvlink.nixl_target import NixlTarget
 from diptych_kvlink.nixl_writer import NixlWriter, NixlWriting
 from diptych_kvlink.pool_file import PoolShape, private_slots
 from diptych_kvlink.port import LinkTarget, LinkWriter
-from diptych_kvlink.presence import Presence
+from diptych_kvlink.presence import Presence, Witness
 from diptych_kvlink.tcp_listening import Listening
 from diptych_kvlink.tcp_receiving import Guard
 from diptych_kvlink.tcp_target import TcpTarget
@@ -136,8 +136,7 @@ def announce(writer: Incarnation, settings: LinkSettings) -> Announced | None:
     """Let readers know that `writer` lives, where a kind needs that. Raises `Permanent`."""
     if settings.adapter is not None:
         return settings.adapter.announce(writer)
-    needed = SHM in settings.kinds or NIXL in settings.kinds
-    return Presence(writer, settings.directory) if needed else None
+    return Presence(writer, settings.directory) if _must_announce(settings) else None
 
 
 def offered(settings: LinkSettings) -> tuple[str, ...]:
@@ -170,6 +169,7 @@ def open_targets(
     targets: dict[str, LinkTarget] = {}
     slots = None
     kinds = offered(settings)
+    announced = _must_announce(settings)
     if not kinds:
         raise Permanent(f"no KV link: {why_not_offered(settings.nixl_network)}")
     if SHM in kinds:
@@ -192,12 +192,18 @@ def open_targets(
                 slot_bytes=shape.slot_bytes,
                 listening=_listening(settings),
                 guard=guard,
+                witness=Witness(settings.directory) if announced else None,
             )
     except BaseException:
         for target in targets.values():
             target.close()
         raise
     return tuple(targets[kind] for kind in dict.fromkeys(kinds))
+
+
+def _must_announce(settings: LinkSettings) -> bool:
+    """Whether a link's reader has to be able to prove that a writer is dead."""
+    return SHM in settings.kinds or NIXL in settings.kinds
 
 
 def _check_reach(endpoint: LinkEndpoint, settings: LinkSettings) -> None:

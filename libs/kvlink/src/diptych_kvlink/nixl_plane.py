@@ -7,16 +7,23 @@ between (spinning made a 16 KiB write 200 times slower on two cores; so did NIXL
 What is to be moved is a *program*, a generator that yields `Post`s and goes on when each is done.
 What it was given to hold stays held until NIXL says that it is over: done, or its peer is gone. To
 give up waiting ends nothing: a transfer let go of still writes, and reads its source when it does.
+
+An error that is neither leaves it in doubt: part of it may still be on its way. NIXL flushes the
+endpoint behind each transfer, and there is one endpoint per peer. So what a program names as its
+*proof*, a small read posted after the failure, ends the doubt when it is done: all that was posted
+to that peer before is over, too. If the endpoint is broken, the read says that the peer is gone.
 """
 
 import contextlib
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from diptych_contracts.errors import DiptychError, Incompatible, LinkBroken, Permanent
@@ -29,6 +36,7 @@ Region = tuple[int, int, int]
 Result = TypeVar("Result")
 _MOVING_PAUSE_S, _ATTENTIVE_PAUSE_S, _IDLE_PAUSE_S = 0.00005, 0.0005, 0.005
 _START_S, _STOP_S = 30.0, 5.0
+_PROVE_EVERY_S = 0.25
 _GONE = "nixlRemoteDisconnectError"
 _MOST_METADATA_BYTES = 65_536
 
@@ -55,7 +63,18 @@ class _Running:
     program: Program[Any]
     future: Future[Any]
     holds: Callable[[], None]
+    proof: Post | None = None
     handle: Any = None
+
+
+@dataclass(slots=True)
+class _InDoubt:
+    """A transfer that failed, and may still move bytes."""
+
+    running: _Running
+    proof: Post
+    prove_at_s: float
+    """When the proof is tried next; infinity while it is being tried."""
 
 
 @dataclass(slots=True)
@@ -90,7 +109,7 @@ class Plane:
         self._agent: Any = None
         self._peers: dict[str, bytes] = {}
         self._running: list[_Running] = []
-        self._doubtful: list[_Running] = []
+        self._doubtful: list[_InDoubt] = []
         self._told, self._wake = _Told(), threading.Condition()
         started: Future[None] = Future()
         self._thread = threading.Thread(
@@ -119,10 +138,18 @@ class Plane:
         self._tell(order, future)
         return future
 
-    def run(self, program: Program[Result], *, release: Callable[[], None]) -> Future[Result]:
-        """Run `program`; `release` is called when nothing of it can move any more."""
+    def run(
+        self, program: Program[Result], *, release: Callable[[], None], proof: Post | None = None
+    ) -> Future[Result]:
+        """Run `program`; `release` is called when nothing of it can move any more.
+
+        Args:
+            program: What to do.
+            release: Of what it holds. A program without a `proof` must hold nothing.
+            proof: A read from the peer that all its posts go to; see the module.
+        """
         future: Future[Result] = Future()
-        running = _Running(program, future, release)
+        running = _Running(program, future, release, proof)
         self._tell(lambda: self._advance(running), future)
         return future
 
@@ -154,7 +181,9 @@ class Plane:
         self._peers[name] = metadata
 
     def unload(self, name: str) -> None:
-        """Forget a peer; on the plane's thread."""
+        """Forget a peer, unless something to it is in doubt; on the plane's thread."""
+        if any(doubt.proof.peer == name for doubt in self._doubtful):
+            return
         if self._peers.pop(name, None) is not None:
             with contextlib.suppress(Exception):
                 self._agent.remove_remote_agent(name)
@@ -192,6 +221,7 @@ class Plane:
             for order in self._orders():
                 order()
             self._look()
+            self._prove()
             self._listen()
         self._end()
 
@@ -283,13 +313,32 @@ class Plane:
         """A posted transfer has failed: it is over if its peer is gone, and may go on if not."""
         self._running.remove(running)
         failure = _translated(err)
-        if isinstance(failure, PeerGone):
+        if isinstance(failure, PeerGone) or running.proof is None:
             self._let_go(running)
             running.holds()
         else:
-            self._doubtful.append(running)
+            log.warning("kv link: in doubt whether a write is over: %s", str(failure))
+            self._doubtful.append(_InDoubt(running, running.proof, time.monotonic()))
         running.program.close()
         running.future.set_exception(failure)
+
+    def _prove(self) -> None:
+        """Try to prove that what is in doubt is over."""
+        for doubt in tuple(self._doubtful):
+            if time.monotonic() >= doubt.prove_at_s:
+                doubt.prove_at_s = float("inf")
+                proving: Future[None] = Future()
+                proving.add_done_callback(partial(self._proved, doubt))
+                self._advance(_Running(_posting(doubt.proof), proving, _nothing))
+
+    def _proved(self, doubt: _InDoubt, proving: "Future[None]") -> None:
+        failure = proving.exception()
+        if failure is None or isinstance(failure, PeerGone):
+            self._doubtful.remove(doubt)
+            self._let_go(doubt.running)
+            doubt.running.holds()
+        else:
+            doubt.prove_at_s = time.monotonic() + _PROVE_EVERY_S
 
     def _let_go(self, running: _Running) -> None:
         handle, running.handle = running.handle, None
@@ -297,18 +346,27 @@ class Plane:
             self._agent.release_xfer_handle(handle)
 
     def _end(self) -> None:
-        for running in (*self._running, *self._doubtful):
+        unfinished = [*self._running, *(doubt.running for doubt in self._doubtful)]
+        self._running.clear()
+        self._doubtful.clear()
+        for running in unfinished:
             running.program.close()
             if not running.future.done():
                 running.future.set_exception(LinkBroken("the link is closed"))
         with self._wake:
             orders, self._told.orders = self._told.orders, deque()
-        self._running.clear()
-        self._doubtful.clear()
         self._agent = None
         for order in orders:  # Each ends its caller's wait with an error.
             with contextlib.suppress(Exception):
                 order()
+
+
+def _posting(post: Post) -> Program[None]:
+    yield post
+
+
+def _nothing() -> None:
+    """It holds nothing."""
 
 
 def _translated(err: Exception) -> DiptychError:

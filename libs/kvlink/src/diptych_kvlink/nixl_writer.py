@@ -20,7 +20,7 @@ from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
 from diptych_kvlink.nixl_address import NixlAddress
 from diptych_kvlink.nixl_notes import Ask, Stopped, unpack
-from diptych_kvlink.nixl_plane import Plane, Post, Program
+from diptych_kvlink.nixl_plane import PeerGone, Plane, Post, Program
 from diptych_kvlink.nixl_sources import Source, Sources, lasting
 
 _RETRY_S = 0.25
@@ -29,6 +29,9 @@ _LEAST_BYTES_PER_S = 16_000_000
 _WORD_BYTES = 8
 _CONNECT_S = 5.0
 _REMEMBERED = 256
+_GREET_EVERY_S = 0.2
+_GREETING = b"DKV."
+"""A note that says nothing: only who sends something is told that the peer is gone."""
 
 
 class NixlWriting:
@@ -124,6 +127,7 @@ class NixlWriter:
         self._writing: Future[None] | None = None
         self._until_s = 0.0
         self._failed_s: float | None = None
+        self._greeted_s = 0.0
         self._loaded = self._closed = False
 
     @property
@@ -152,7 +156,7 @@ class NixlWriter:
             self._provide()
             # The first contact takes 100 ms, and tells whether the reader can be reached at all.
             look = self._look_at_gates(range(self._slots))
-            self._writing = plane.run(look, release=_nothing)
+            self._writing = plane.run(look, release=_nothing, proof=self._proof())
             _within(self._writing, _CONNECT_S)
         except DiptychError:
             self._failed_s = time.monotonic()
@@ -184,7 +188,7 @@ class NixlWriter:
         batch = self._batch([ref for ref, _ in blocks], sizes)
         self._until_s = time.monotonic() + self._stall_s + sum(sizes) / _LEAST_BYTES_PER_S
         self._writing = self._shared.plane.run(
-            self._write(batch), release=lambda: self._is_over(batch)
+            self._write(batch), release=lambda: self._is_over(batch), proof=self._proof()
         )
 
     def confirm(self) -> None:
@@ -221,7 +225,11 @@ class NixlWriter:
                 self._shared.sources.give_back(given.source)
 
     def reader_is_gone(self) -> bool:
-        """Whether the last thing tried with it failed."""
+        """Whether the last thing tried with it failed; looks for the next time whether it lives."""
+        now_s = time.monotonic()
+        if self.is_ready and now_s >= self._greeted_s + _GREET_EVERY_S:
+            self._greeted_s = now_s
+            self._shared.plane.call(lambda _: self._greet())
         return self._failed_s is not None
 
     def close(self) -> None:
@@ -233,10 +241,21 @@ class NixlWriter:
             self._loaded = False
             plane.call(lambda _: plane.unload(agent))
 
+    def _greet(self) -> None:
+        """On the plane's thread: see whether NIXL still knows the reader."""
+        try:
+            if self._loaded:
+                self._shared.plane.note(self._address.agent, _GREETING)
+        except PeerGone:
+            self._failed_s, self._loaded = time.monotonic(), False
+            if self._writing is None or self._writing.done():
+                self._shared.plane.unload(self._address.agent)
+
     def _provide(self) -> None:
         if self._gates is None:
-            memory, address = lasting(self._slots * _WORD_BYTES)
-            self._shared.plane.register(address, self._slots * _WORD_BYTES)
+            n_bytes = (self._slots + 1) * _WORD_BYTES  # The last is where proofs land.
+            memory, address = lasting(n_bytes)
+            self._shared.plane.register(address, n_bytes)
             self._gates = memory.cast("Q"), address
         self._shared.sources.provide(self._slot_bytes, self._slots)
 
@@ -278,6 +297,13 @@ class NixlWriter:
         local = [(self._gates[1] + at, n_bytes, 0)]
         remote = [(self._address.gates + at, n_bytes, 0)]
         yield Post("READ", local, remote, self._address.agent)
+
+    def _proof(self) -> Post:
+        """What ends a doubt: see `nixl_plane`."""
+        assert self._gates is not None
+        landing = [(self._gates[1] + self._slots * _WORD_BYTES, _WORD_BYTES, 0)]
+        remote = [(self._address.gates, _WORD_BYTES, 0)]
+        return Post("READ", landing, remote, self._address.agent)
 
     def _write(self, batch: Batch) -> Program[None]:
         """On the plane's thread: look at the gates, then write."""

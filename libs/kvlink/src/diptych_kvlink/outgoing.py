@@ -24,7 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
-from diptych_contracts.errors import DiptychError, Expired, Refused, Unverified
+from diptych_contracts.errors import DiptychError, Expired, LinkBroken, Refused, Unverified
 from diptych_contracts.ids import TransferId
 from diptych_contracts.jobs import BlockDigest, RefusalReason
 from diptych_contracts.tickets import TicketSeal
@@ -38,6 +38,8 @@ from diptych_kvlink.port import LinkWriter
 _BATCH_BLOCKS = 256
 _BATCH_BYTES = 1 << 24
 """So that a batch is soon over, and a hung peer soon noticed."""
+LOOK_S = 0.25
+"""How often who waits looks whether the reader is still there."""
 
 
 class OutgoingTransfer:
@@ -214,18 +216,35 @@ class OutgoingTransfer:
             if not self._sending:
                 self._submit()
 
+    @property
+    def failure(self) -> DiptychError | None:
+        """Why nothing of it counts; None while it may still be handed over."""
+        return self._failure
+
+    def reader_is_gone(self) -> bool:
+        """Whether the link knows by now that nobody is there to be written to. Does not block."""
+        return self._link.reader_is_gone()
+
+    def look(self) -> None:
+        """Fail if the reader is gone: to be called every `LOOK_S`, for nobody may be sending."""
+        if self.reader_is_gone():
+            with self._lock:
+                self._fail(LinkBroken(f"{self.transfer_id}: its reader is gone"))
+
     async def digests(self, timeout_s: float) -> tuple[BlockDigest, ...]:
         """Every block's digest, once all have been written and sent.
 
         Raises:
             Expired: `timeout_s` or the lease ran out.
             Refused: the reader has closed the ticket's slots.
-            LinkBroken: the link failed.
+            LinkBroken: the link failed, or its reader is gone.
             Unverified: the engine produced blocks the ticket is not for.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.shield(asyncio.wrap_future(self._done))
+                done = asyncio.wrap_future(self._done)
+                while not (await asyncio.wait({done}, timeout=LOOK_S))[0]:
+                    self.look()
         except TimeoutError as err:
             raise Expired(
                 f"{self.transfer_id}: {len(self._digests)} of {self.blocks} blocks were written "

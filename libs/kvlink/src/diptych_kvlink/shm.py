@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from diptych_contracts.errors import Refused
+from diptych_contracts.errors import LinkBroken, Refused
 from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
@@ -19,6 +19,7 @@ from diptych_kvlink.lockfile import (
     PREFIX,
     create_locked,
     host_id,
+    is_abandoned,
     private_folder,
     sweep_leftovers,
 )
@@ -116,11 +117,13 @@ class ShmWriter:
 
     @property
     def is_ready(self) -> bool:
-        """Always: it is mapped."""
-        return True
+        """Whether somebody is there: it is mapped."""
+        return not self.reader_is_gone()
 
     def connect(self) -> None:
-        """Nothing to do."""
+        """Nothing to do. Raises `LinkBroken` if nobody would read what is written."""
+        if self.reader_is_gone():
+            raise LinkBroken(f"{self._path.name} is nobody's any more")
 
     def buffer(self, ref: SlotRef) -> memoryview:
         """The slot itself. Raises `Refused` if it is closed for this generation."""
@@ -157,8 +160,17 @@ class ShmWriter:
             self._map.marks[ref.slot] = CLOSED
 
     def reader_is_gone(self) -> bool:
-        """Whether the pool's file was deleted."""
-        return not self._path.exists()
+        """Whether the pool's file was deleted, or nobody holds its lock: its owner is dead."""
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False  # Out of descriptors, say: it proves nothing.
+        try:
+            return is_abandoned(fd)
+        finally:
+            os.close(fd)
 
     def close(self) -> None:
         """Unmap. Idempotent."""

@@ -22,6 +22,7 @@ from diptych_contracts.ids import Incarnation, TransferId
 from diptych_contracts.transfers import LinkEndpoint, SlotRef
 from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.pinning import Pins
+from diptych_kvlink.presence import Witness
 from diptych_kvlink.slot_gates import Holder, SlotGates
 from diptych_kvlink.tallying import TurnedAway
 from diptych_kvlink.tcp_address import TcpAddress, announced_host, is_loopback
@@ -54,6 +55,7 @@ class TcpTarget:
         slot_bytes: Length of each.
         listening: Where, and whether with TLS.
         guard: Who checks tickets and counts what is refused.
+        witness: Proves the death of a writer of this host that never called; None: nothing does.
 
     Raises:
         Permanent: it cannot, or must not, listen there.
@@ -67,8 +69,10 @@ class TcpTarget:
         slot_bytes: int,
         listening: Listening,
         guard: Guard,
+        witness: Witness | None = None,
     ) -> None:
         self._stall_s = listening.stall_s
+        self._witness = witness
         self._gates = SlotGates(slots)
         self._identity = Identity(name, slot_bytes, secrets.token_bytes(KEY_BYTES))
         self._guard = guard
@@ -129,10 +133,14 @@ class TcpTarget:
         if self._pins is not None:
             self._pins.pin(writer, certificate)
         self._callers.expect(writer)
+        if self._witness is not None:
+            self._witness.expect(writer)
 
     def is_dead(self, writer: Incarnation) -> bool:
-        """Whether `writer` was connected and is no more."""
-        return self._callers.is_lost(writer)
+        """Whether `writer` was connected and is no more, or its process has ended."""
+        if self._callers.is_lost(writer):
+            return True
+        return self._witness is not None and self._witness.is_dead(writer)
 
     def close(self) -> None:
         """Stop listening, end every connection, let the memory go. Idempotent."""
@@ -145,6 +153,8 @@ class TcpTarget:
             thread.join(_JOIN_S)
         self._listener.close()
         self._gates.drop()
+        if self._witness is not None:
+            self._witness.close()
 
     def _accept(self) -> None:
         while not self._closing:

@@ -7,7 +7,7 @@ from typing import Any
 
 from diptych_bus.port import Bus
 from diptych_contracts import subjects
-from diptych_contracts.errors import BusAway, DiptychError, Expired, Refused
+from diptych_contracts.errors import BusAway, DiptychError, Expired, LinkBroken, Refused
 from diptych_contracts.ids import TransferId, transfer_id
 from diptych_contracts.jobs import DecodeJob, Generation, JobAnswer, JobRefused, PrefillJob
 from diptych_contracts.transfers import (
@@ -24,6 +24,7 @@ LEASE_MARGIN_MS = 5_000
 """For clocks that started at different moments."""
 _CALL_S = 0.5
 _PAUSE_S = 0.1
+_MOST_CHARS = 300
 
 
 class DecodePeer:
@@ -56,26 +57,52 @@ class DecodePeer:
             raise Refused(answer.reason, answer.detail, by=job.decode_worker)
         return answer
 
-    async def decode(self, job: PrefillJob, decode: DecodeJob, *, within_s: float) -> JobAnswer:
-        """Whether the decode worker answers for the attempt from now on. Raises `Expired`."""
+    async def decode(
+        self,
+        job: PrefillJob,
+        decode: DecodeJob,
+        *,
+        within_s: float,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> JobAnswer:
+        """Whether the decode worker answers for the attempt from now on.
+
+        Raises:
+            Expired: there is no answer.
+            LinkBroken: nor will there be: it is `gone`, as its link knows.
+        """
         subject = subjects.job(job.decode_worker)
-        answer: JobAnswer = await self._ask(subject, decode, JobAnswer, within_s=within_s)
+        answer: JobAnswer = await self._ask(
+            subject, decode, JobAnswer, within_s=within_s, gone=gone
+        )
         return answer
 
-    async def release(self, job: PrefillJob) -> None:
-        """Give the ticket back; if that is not heard, its lease frees it."""
-        release = Release(transfer_id=ticket_of(job.generation), reason="not handed over")
+    async def release(self, job: PrefillJob, reason: str, *, writes: bool) -> None:
+        """Give the ticket back and say why; if that is not heard, its lease frees it."""
+        release = Release(
+            transfer_id=ticket_of(job.generation), reason=reason[:_MOST_CHARS], writes=writes
+        )
         with contextlib.suppress(DiptychError):
             await self._bus.request(
                 subjects.kv(job.decode_worker, "release"), release, Released, timeout_s=_CALL_S
             )
 
-    async def _ask(self, subject: str, message: Message, reply: object, *, within_s: float) -> Any:
+    async def _ask(
+        self,
+        subject: str,
+        message: Message,
+        reply: object,
+        *,
+        within_s: float,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> Any:
         give_up_s = self.now_s() + within_s
         while True:
             try:
                 return await self._bus.request(subject, message, reply, timeout_s=_CALL_S)
             except BusAway as err:
+                if gone():
+                    raise LinkBroken(f"no answer on {subject}: nobody is there any more") from err
                 if not self._bus.connected:
                     give_up_s = self.now_s() + within_s
                 elif self.now_s() >= give_up_s:

@@ -150,7 +150,8 @@ class EngineHandOver:
         if attempt.offered.done() and not attempt.complete:
             self._orphans.add(self._terms.orphan_ms / 1000)
         self._metrics.not_handed_over(LINK)
-        await self._peer.release(job)
+        why = "" if attempt.complete else "not handed over"
+        await self._peer.release(job, why, writes=False)
 
     def _within_s(self, job: PrefillJob) -> float:
         """How long decode may take to answer: never longer than prefill's engine keeps the KV."""

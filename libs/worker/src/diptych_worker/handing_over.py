@@ -17,7 +17,7 @@ from diptych_contracts.requests import KvPath
 from diptych_contracts.transfers import Reserve
 from diptych_engine.port import BlockSink, Engine, NewTokens, Phase, SequenceWork
 from diptych_kvlink.agreement import check_ticket
-from diptych_kvlink.outgoing import OutgoingTransfer
+from diptych_kvlink.outgoing import LOOK_S, OutgoingTransfer
 from diptych_kvlink.outgoing_log import Story
 from diptych_kvlink.verifying import context_salt
 from diptych_kvlink.writer_links import WriterLinks
@@ -32,6 +32,7 @@ from diptych_worker.tiering import NOTHING, Tiering, TierWork
 log = logger("worker")
 spans = tracer("worker")
 
+_ENDED: dict[type[BaseException], str] = {asyncio.CancelledError: "cancelled"}
 _CLOSING_S = 0.005
 _CLOSING_MOST_S = 1.0
 
@@ -68,7 +69,7 @@ class HandOver:
 
     async def _run(self, attempt: Attempt, job: PrefillJob, story: Story) -> None:
         transfer: OutgoingTransfer | None = None
-        handed_over = False
+        handed_over, why = False, ""
         attempt.path = job.path or KvPath.DIS_GPU
         kept = NOTHING
         try:
@@ -80,29 +81,33 @@ class HandOver:
             with spans.start_as_current_span(names.PREFILL_RUN) as span:
                 span.set_attribute(names.INPUT_TOKENS, job.generation.prompt_tokens)
                 self._engine.submit(_work(attempt, job.generation, transfer, kept))
-                news = await attempt.sampled
+                news = await _sampled(attempt, transfer)
             if news.finish is None:
                 await self._hand_over(attempt, job, transfer, news=news, story=story)
                 handed_over = True
+        except BaseException as err:
+            why = str(err) or _ENDED.get(type(err), type(err).__name__)
+            raise
         finally:
             kept.leave()
             if transfer is not None and handed_over:
                 transfer.close()
             elif attempt.link:
-                await asyncio.shield(self._withdraw(attempt, job, transfer))
+                await asyncio.shield(self._withdraw(attempt, job, transfer, why))
 
     async def _withdraw(
-        self, attempt: Attempt, job: PrefillJob, transfer: OutgoingTransfer | None
+        self, attempt: Attempt, job: PrefillJob, transfer: OutgoingTransfer | None, why: str
     ) -> None:
         """Stop computing, stop writing, and only then give the ticket back."""
         self._metrics.not_handed_over(attempt.link)
         if not attempt.left.is_set():
             self._engine.abort(attempt.key)
             await attempt.left.wait()
-        if transfer is not None and not await self._closed(transfer):
+        writes = transfer is not None and not await self._closed(transfer)
+        if transfer is not None and writes:
+            # Its reader keeps the slots until the link says that nothing is on its way.
             self._links.give_up(transfer)
-            return  # Its reader keeps the slots until the link says that nothing is on its way.
-        await self._peer.release(job)
+        await self._peer.release(job, why, writes=writes)
 
     async def _closed(self, transfer: OutgoingTransfer) -> bool:
         """Whether nothing writes under its ticket any more; waits a little for it."""
@@ -218,7 +223,9 @@ class HandOver:
                     transfer_bytes=n_bytes,
                 ),
             )
-            answer = await self._peer.decode(job, decode, within_s=within_s)
+            answer = await self._peer.decode(
+                job, decode, within_s=within_s, gone=transfer.reader_is_gone
+            )
             remainder_s = self._now_s() - computed_s
             span.set_attribute(names.REMAINDER_MS, round(remainder_s * 1000, 3))
             if isinstance(answer, JobRefused):
@@ -234,6 +241,15 @@ class HandOver:
         )
         self._metrics.packed(transfer.codec, transfer.raw_bytes, transfer.packing_s)
         self._links.codecs.crossed(_way(transfer.kind, job), n_bytes, transfer.sending_s)
+
+
+async def _sampled(attempt: Attempt, transfer: OutgoingTransfer) -> NewTokens:
+    """The token that ends the prefill; or, raised at once, why its KV cannot be handed over."""
+    while not (await asyncio.wait({attempt.sampled}, timeout=LOOK_S))[0]:
+        transfer.look()
+        if transfer.failure is not None:
+            raise transfer.failure
+    return await attempt.sampled
 
 
 def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int, blocks: int) -> None:

@@ -233,7 +233,11 @@ class TakeOver:
 
     def release(self, message: Release) -> Released:
         """The writer will not hand a ticket over."""
-        self._incoming.writer_stopped(message.transfer_id)
+        if message.reason and self._incoming.is_open(message.transfer_id):
+            log.warning(
+                "kv_not_handed_over", transfer_id=message.transfer_id, error=message.reason[:300]
+            )
+        self._incoming.writer_stopped(message.transfer_id, message.reason, writes=message.writes)
         self.forget(message.transfer_id)
         return Released(transfer_id=message.transfer_id)
 
@@ -241,7 +245,7 @@ class TakeOver:
         """Take a ticket that waits for its job back."""
         ticket = transfer_id(request_id, attempt)
         if ticket in self._promised:
-            self._incoming.release(ticket)
+            self._incoming.release(ticket, "cancelled by its scheduler")
             self.forget(ticket)
 
     def sweep(self) -> None:
