@@ -94,5 +94,5 @@ def test_giving_back_a_seat_nobody_has_changes_nothing(admission: JobAdmission) 
 def test_a_seat_that_is_also_past_is_a_broken_invariant(admission: JobAdmission) -> None:
     admission.admit(R1, 1, 1, may_wait=True)
     admission._past[(R1, 1)] = None
-    with pytest.raises(AssertionError, match="seated and past"):
+    with pytest.raises(AssertionError, match="here and past"):
         admission.check()

@@ -6,7 +6,7 @@ import pytest
 from diptych_contracts.cards import Fingerprint
 from diptych_contracts.fleet import Role, WorkerRegistration
 from diptych_contracts.handoffs import LINK, FirstToken, HandOffTerms
-from diptych_contracts.requests import Assignment, Forced, Mode
+from diptych_contracts.requests import Assignment, Forced, KvPath, Mode
 from diptych_policy.fleet import Fleet
 from diptych_policy.routing import Demand, Unplaced, choose, links_between, strangers
 from diptych_testkit.builders import LAYOUT, MODEL, a_worker
@@ -35,7 +35,14 @@ def placed(*workers: WorkerRegistration, prompt: int = 10, **demand: object) -> 
 
 
 def test_equal_terms_pair_whatever_the_length() -> None:
-    pair = Assignment(mode=Mode.REMOTE, prefill=P.worker, decode=D.worker, link=LINK)
+    pair = Assignment(
+        mode=Mode.REMOTE,
+        prefill=P.worker,
+        decode=D.worker,
+        link=LINK,
+        path=KvPath.DIS_GPU,
+        path_reason="a seat is free",
+    )
     assert placed(P, D) == pair
     assert placed(P, D, prompt=900_000) == pair
 
@@ -59,7 +66,12 @@ def test_others_never_do_and_the_reason_is_told(
 ) -> None:
     terms = None if changes is None else msgspec.structs.replace(TERMS, **changes)
     other = a_worker_of("d", Role.DECODE, terms)
-    assert placed(P, other) == Assignment(mode=Mode.LOCAL, decode=other.worker)
+    assert placed(P, other) == Assignment(
+        mode=Mode.LOCAL,
+        decode=other.worker,
+        path=KvPath.COLOCATED,
+        path_reason="no pair can hand its KV over",
+    )
     forced = placed(P, other, forced=Forced(mode=Mode.REMOTE))
     assert isinstance(forced, Unplaced)
     assert told in forced.reason
