@@ -16,7 +16,7 @@ import pytest
 
 from diptych_contracts.ids import Incarnation, RequestId, transfer_id
 from diptych_contracts.jobs import BlockDigest
-from diptych_kvlink import nixl_writer, outgoing, tcp_stream
+from diptych_kvlink import batching, nixl_writer, outgoing, tcp_stream
 from diptych_kvlink.links import LinkSettings
 from diptych_kvlink.nixl_library import why_absent
 from diptych_testkit.kv_pair import Pair, PeerFailed, until
@@ -267,7 +267,7 @@ def test_a_frozen_reader_fails_the_transfer_and_hears_of_it_when_it_thaws(
 
 def test_a_hung_peer_is_given_up_within_five_seconds() -> None:
     """By the deadlines in the code: measured times are in `bench/kvfaults.py`."""
-    stall_s, most = LinkSettings().stall_s, outgoing._BATCH_BYTES
+    stall_s, most = LinkSettings().stall_s, batching.BATCH_BYTES
     assert stall_s + most / nixl_writer._LEAST_BYTES_PER_S <= 5.0
     assert stall_s <= 3.0  # of silence, over tcp, however much is on its way
     assert tcp_stream.LEAST_BYTES_PER_S > 0

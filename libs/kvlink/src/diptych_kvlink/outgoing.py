@@ -30,14 +30,12 @@ from diptych_contracts.jobs import BlockDigest, RefusalReason
 from diptych_contracts.tickets import TicketSeal
 from diptych_contracts.transfers import SlotRef, Ticket
 from diptych_contracts.wire import encode
+from diptych_kvlink.batching import take_batch
 from diptych_kvlink.ledger import State, Step, Transfer
 from diptych_kvlink.overlap import Overlap
 from diptych_kvlink.packing import Packed, Packing
 from diptych_kvlink.port import LinkWriter
 
-_BATCH_BLOCKS = 256
-_BATCH_BYTES = 1 << 24
-"""So that a batch is soon over, and a hung peer soon noticed."""
 LOOK_S = 0.25
 """How often who waits looks whether the reader is still there."""
 
@@ -302,7 +300,7 @@ class OutgoingTransfer:
     def _send_waiting(self) -> None:
         """Send one batch of what waits; on the link's thread, where transfers take turns."""
         with self._lock:
-            batch = self._take_batch()
+            batch = take_batch(self._waiting)
             if not self._packing.is_plain:
                 self._held.update(index for index, _ in batch)
             self.overlap.batch_began(self._clock())
@@ -330,16 +328,6 @@ class OutgoingTransfer:
         if self.tee is not None:
             for index, data in batch:
                 self.tee(index, data)
-
-    def _take_batch(self) -> list[tuple[int, memoryview]]:
-        batch: list[tuple[int, memoryview]] = []
-        n_bytes = 0
-        while self._waiting and len(batch) < _BATCH_BLOCKS:
-            n_bytes += len(self._waiting[0][1])
-            if batch and n_bytes > _BATCH_BYTES:
-                break
-            batch.append(self._waiting.popleft())
-        return batch
 
     def _pack(self, index: int, data: memoryview) -> Packed:
         packed = self._packing.pack(index, data)
