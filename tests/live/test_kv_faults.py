@@ -25,7 +25,7 @@ from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
 log = logging.getLogger("tests.kv")
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
-LONG = "Once upon a time there was a lighthouse keeper who counted every ship. " * 60
+LONG = "Once upon a time there was a lighthouse keeper who counted every ship. " * 20
 LINKS = [
     "shm",
     "tcp",
