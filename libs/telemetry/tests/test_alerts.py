@@ -14,6 +14,7 @@ _ROOMS = (
     metrics.gateway,
     metrics.scheduler,
     metrics.transfers,
+    metrics.parking,
     metrics.tiers,
     metrics.power,
 )

@@ -152,6 +152,8 @@ class Pair:
         self.certificate, self.agent = map(bytes.fromhex, self.writer.ask("who"))
         self.seals: dict[str, TicketSeal | None] = {}
         self.slots: dict[str, list[int]] = {}
+        self._asked_s = 0.0
+        """When the last ticket was asked for: from there its writer counts the lease."""
 
     def reserve(self, request: str, *, blocks: int = 3, tenant: str = "default") -> Ticket:
         """A ticket of `request`. Raises `PeerFailed`."""
@@ -166,6 +168,7 @@ class Pair:
             certificate=self.certificate,
             agent=self.agent,
         )
+        self._asked_s = time.monotonic()
         given = self.reader.ask(
             "reserve", reserve=encode(reserve).hex(), tokens=blocks * BLOCK_TOKENS
         )
@@ -183,7 +186,7 @@ class Pair:
     def use(self, ticket: Ticket) -> None:
         """Have the writer open its transfer under `ticket`. Raises `PeerFailed`."""
         salt = context_salt(self.generation("any"), FINGERPRINT.base)
-        self.writer.ask("open", ticket=encode(ticket).hex(), salt=salt)
+        self.writer.ask("open", ticket=encode(ticket).hex(), salt=salt, sent_s=self._asked_s)
 
     def write(self, request: str, blocks: Sequence[int], sign: str, **more: Any) -> None:
         """Have blocks exported."""

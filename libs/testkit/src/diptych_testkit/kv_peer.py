@@ -153,6 +153,7 @@ class WriterEnd:
         self._loop = asyncio.new_event_loop()
         self._open: dict[str, OutgoingTransfer] = {}
         self._held: list[memoryview] = []
+        self._rest = b""
 
     def do(self, order: Order) -> Any:
         """Carry an order out; what it gives is the answer."""
@@ -162,9 +163,8 @@ class WriterEnd:
     def do_who(self) -> Any:
         return [self.links.certificate.hex(), self.links.agent.hex()]
 
-    async def do_open(self, ticket: str, salt: int) -> None:
+    async def do_open(self, ticket: str, salt: int, sent_s: float) -> None:
         told = decode(bytes.fromhex(ticket), Ticket)
-        sent_s = time.monotonic()
         transfer = await self.links.transfer(told, sent_s=sent_s, salt=salt)
         self._open[told.transfer_id] = transfer
 
@@ -182,8 +182,13 @@ class WriterEnd:
         ref = told._ticket.slots[index]
         if isinstance(link, TcpWriter):
             head = tcp_wire.pack_batch(7, [(ref, BLOCK_BYTES)], told._shown)
-            assert link._stream is not None
-            link._stream.send_all([head, sign.encode() * (BLOCK_BYTES // 2)])
+            stream = link._stream
+            assert stream is not None
+            block = memoryview(sign.encode() * BLOCK_BYTES)
+            crossing = stream._crossing([memoryview(head), block])
+            sealed = b"".join(bytes(part) for parts in crossing for part in parts)
+            self._rest = sealed[-BLOCK_BYTES // 2 :]
+            stream._send([memoryview(sealed[: -BLOCK_BYTES // 2])], stream.deadline_s(BLOCK_BYTES))
         elif isinstance(link, NixlWriter):
             self._post(link, ref, sign)
         else:
@@ -209,8 +214,9 @@ class WriterEnd:
         told = self._open[transfer]
         link: Any = told._link
         if isinstance(link, TcpWriter):
-            assert link._stream is not None
-            link._stream.send_all([sign.encode() * (BLOCK_BYTES // 2)])
+            stream = link._stream
+            assert stream is not None
+            stream._send([memoryview(self._rest)], stream.deadline_s(len(self._rest)))
         elif not isinstance(link, NixlWriter):
             self._held[-1][BLOCK_BYTES // 2 :] = sign.encode() * (BLOCK_BYTES // 2)
         while self._held:
