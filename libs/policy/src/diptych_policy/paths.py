@@ -37,7 +37,7 @@ HOST, DISK = "host", "disk"
 TIERS: Mapping[KvPath, str] = {KvPath.DIS_DISK: DISK, KvPath.DIS_CPU: HOST}
 """Where each store-and-forward path parks, the roomiest first."""
 UNMEASURED_BYTES_PER_S: Mapping[str, float] = {HOST: 4e9, DISK: 0.5e9}
-"""A host's memcpy on a busy core, and a SATA SSD."""
+"""Assumed until measured: a memcpy on a busy core, and a SATA SSD."""
 
 
 @dataclass(frozen=True, slots=True)
