@@ -114,6 +114,51 @@ async def test_a_client_closed_just_when_it_came_back_is_closed(
         assert client._reconnection_task.done()
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Maximum Payload Violation",
+        "maximum subscriptions exceeded",
+        "Authorization Violation",
+        "User Authentication Revoked",
+        "Stale Connection",
+        "Unknown Protocol Operation",
+    ],
+)
+async def test_whatever_a_server_ends_a_connection_with_another_follows(said: str) -> None:
+    """The first is what a worker hears that sends while its signing key is retired."""
+    heard: list[Exception] = []
+
+    async def hear(err: Exception) -> None:
+        heard.append(err)
+
+    async with serving() as server:
+        client = IdentifiedClient()
+        await client.connect_as(
+            server.url, error_cb=hear, max_reconnect_attempts=-1, reconnect_time_wait=0.01
+        )
+        server.writers[0].write(f"-ERR '{said}'\r\n".encode())
+        await until(lambda: len(server.writers) == 2 and client.is_connected)
+        assert said.lower() in str(heard[0]).lower()
+        await client.close()
+
+
+async def test_after_what_is_not_allowed_the_connection_goes_on() -> None:
+    heard: list[Exception] = []
+
+    async def hear(err: Exception) -> None:
+        heard.append(err)
+
+    async with serving() as server:
+        client = IdentifiedClient()
+        await client.connect_as(server.url, error_cb=hear)
+        server.writers[0].write(b"-ERR 'Permissions Violation for Publish to \"a\"'\r\n")
+        await until(lambda: heard)
+        await client.flush()
+        assert len(server.writers) == 1
+        await client.close()
+
+
 async def test_leaving_a_server_that_reads_no_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "LEAVE_S", 0.05)
     async with serving(reads=False) as server:

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from diptych_bus.access import Access
 from diptych_bus.jetstream import JetStreamBus
@@ -31,16 +31,27 @@ async def joined(url: str, me: Access | None = None) -> AsyncIterator[JetStreamB
         CliError: nobody answers there, or nothing says who this is.
     """
     me = me or credentials.access(url)
-    # What goes wrong is told by the command, not by a log.
-    logging.getLogger("diptych.bus").setLevel(logging.CRITICAL)
+    with _quiet():
+        try:
+            bus = await JetStreamBus.connect(url, name=me.name, wait_s=_WAIT_S, access=me)
+        except Transient as err:
+            raise CliError(f"the stack's bus does not answer, is it still starting? {err}") from err
+        try:
+            yield bus
+        finally:
+            await bus.close()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What goes wrong is told by the command, not by a log."""
+    log = logging.getLogger("diptych.bus")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
     try:
-        bus = await JetStreamBus.connect(url, name=me.name, wait_s=_WAIT_S, access=me)
-    except Transient as err:
-        raise CliError(f"the stack's bus does not answer, is it still starting? {err}") from err
-    try:
-        yield bus
+        yield
     finally:
-        await bus.close()
+        log.setLevel(before)
 
 
 def signing(bus: Bus, me: Access) -> Sign:

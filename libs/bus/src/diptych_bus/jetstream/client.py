@@ -21,6 +21,8 @@ from diptych_contracts.errors import Permanent
 
 _NOT_BELIEVED = ("authorization violation", "authentication", "maximum subscriptions exceeded")
 """The last one is said where the key that signed the identity is no more: nothing is allowed."""
+_NOT_ALLOWED = "permissions violation"
+"""The one error after which the server goes on with a connection."""
 _STREAM_HEADER = b"\r\nNats-Stream:"
 REFLECTED = "Diptych-Reflected"
 """Set here, on what the server itself sent on from a stream into another one (`genuine`)."""
@@ -42,10 +44,17 @@ class IdentifiedClient(Client):
         await self.connect(url, **_identified(self._access), **options)
 
     async def _process_err(self, err_msg: str) -> None:
-        if any(reason in err_msg.lower() for reason in _NOT_BELIEVED):
-            await self._process_op_err(nats.errors.AuthorizationError())
-            return
-        await super()._process_err(err_msg)
+        """Connect again after what ends a connection: nats-py would end the client.
+
+        Where the key that signed the identity is retired while something is sent, the server says
+        "maximum payload exceeded" first: nothing is allowed, so no byte is.
+        """
+        if _NOT_ALLOWED in err_msg.lower():
+            await super()._process_err(err_msg)
+        else:
+            err = nats.errors.Error(f"nats: {err_msg}")
+            await self._error_cb(err)
+            await self._process_op_err(err)
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         ended = self.is_closed
