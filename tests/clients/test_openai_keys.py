@@ -22,7 +22,7 @@ HELLO: Any = [{"role": "user", "content": "Hello"}]
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveStack, dict[str, str]]]:
     """A gateway, and the keys of a user and a viewer."""
-    live = LiveStack(tmp_path_factory.mktemp("keyed"), engine="sim")
+    live = LiveStack(tmp_path_factory.mktemp("keyed"), engine="sim", patient=True)
     try:
         live.start("gateway").wait_ready()
         keys = {role: _key(live, role) for role in ("user", "viewer")}

@@ -24,7 +24,7 @@ from diptych_testkit.live_stack import MODEL, LiveStack
 from diptych_testkit.markers import MARKER
 from diptych_testkit.mortal_worker import ALOUD, AT_ONCE, MODULE
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 CHAT, RESPONSES = "/chat/completions", "/responses"
 SCHEMA = {"type": "object", "properties": {MARKER: {"type": "string", "description": MARKER}}}
@@ -163,7 +163,7 @@ class Asking:
             async with connect(f"{url}{path}?{MARKER}", subprotocols=offers) as socket:
                 for text in (json.dumps(sent), MARKER, f'{{"type": "{MARKER}"}}'):
                     await socket.send(text)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     for _ in range(4):
                         await socket.recv()
         with pytest.raises(WebSocketException):
@@ -172,7 +172,7 @@ class Asking:
 
 def diptych(live: LiveStack, *arguments: str) -> Any:
     command = (sys.executable, "-m", "diptych_cli", *arguments, *live.where)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -225,7 +225,7 @@ def start(live: LiveStack) -> None:
 
 def test_a_grep_over_all_that_is_left_finds_no_secret(collector: Collector, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{collector.server_address[1]}"
-    live = LiveStack(tmp_path, OTLP_ENDPOINT=endpoint, LOG_LEVEL="debug")
+    live = LiveStack(tmp_path, patient=True, OTLP_ENDPOINT=endpoint, LOG_LEVEL="debug")
     try:
         start(live)
         key = diptych(live, "keys", "create", "--json", "--tenant", "acme")["key"]
@@ -250,7 +250,9 @@ def test_a_worker_that_crashes_tells_where_and_not_what(
     collector: Collector, tmp_path: Path
 ) -> None:
     endpoint = f"http://127.0.0.1:{collector.server_address[1]}"
-    live = LiveStack(tmp_path, engine="sim", OTLP_ENDPOINT=endpoint, LOG_LEVEL="debug")
+    live = LiveStack(
+        tmp_path, engine="sim", patient=True, OTLP_ENDPOINT=endpoint, LOG_LEVEL="debug"
+    )
     try:
         for _ in range(2):
             live.start("decode-worker", module=MODULE)

@@ -38,7 +38,7 @@ class Fleet:
             server = TritonServer(folder / f"server-{n}", installation, transceiver=folder / "kv")
             ending.callback(server.stop)
             self.servers.append(server.start([Model(name=model, gguf=str(gguf_path()))]))
-        self.stack = LiveStack(folder)
+        self.stack = LiveStack(folder, patient=True)
         ending.callback(self.stack.close)
 
     def start(self) -> None:
