@@ -129,9 +129,7 @@ async def test_two_thousand_connections_that_all_ask_at_once(flooded: LiveStack)
         await asyncio.sleep(3)
         ask.set()
     assert sum(outcomes.values()) == 2000
-    log.info(
-        "%s, told to wait %d to %d s", dict(outcomes), min(waits, default=0), max(waits, default=0)
-    )
+    log.info("%s, told to wait %s s", dict(outcomes), sorted(set(waits)))
     assert set(outcomes) <= {"200", "429 rate_limit_exceeded", "503 no_capacity"}, outcomes
     assert outcomes["200"] >= IN_FLIGHT / 2
     assert all(1 <= wait <= 120 for wait in waits)
