@@ -15,7 +15,7 @@ from diptych_testkit.live_stack import LiveStack
 
 pytestmark = pytest.mark.clients
 
-KNOWN_WITHIN_S = 60.0
+KNOWN_WITHIN_S = 120.0
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
@@ -39,7 +39,7 @@ def _key(live: LiveStack, role: str) -> str:
         [sys.executable, *command, *live.where],
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     return str(json.loads(done.stdout)["key"])
 
