@@ -281,7 +281,7 @@ class Connection:
                 text = f"the bus at {self._url} refuses this process's identity: {self._last_error}"
                 self.lifetime.end(Transient(text))
             task = self.client._reconnection_task
-            if self.client.is_reconnecting and task is not None and task.done():
+            if not self.client.is_connected and task is not None and task.done():
                 self.lifetime.end(BusAway(f"reconnecting to {self._url} ended: {self._last_error}"))
 
     async def _on_error(self, err: Exception) -> None:
