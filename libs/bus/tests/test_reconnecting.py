@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from nats.aio.msg import Msg
 
 from diptych_bus.jetstream import transport
 from diptych_bus.jetstream.client import IdentifiedClient
@@ -158,4 +159,22 @@ async def test_a_bug_while_it_connects_again_ends_it_and_is_no_standstill(
     async with asyncio.timeout(60):
         assert isinstance(await connection.lifetime.closed, BusAway)
     assert isinstance(connection.client._reconnection_task.exception(), RuntimeError)
+    await connection.close()
+
+
+async def test_a_slow_server_is_given_longer_with_each_try(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = await Connection.open(server.url, name="t", wait_s=60.0)
+    given: list[float] = []
+
+    async def unanswered(_: str, __: bytes, ___: object, timeout_s: float) -> Msg:
+        given.append(timeout_s)
+        if len(given) == 5:
+            return Msg(connection.client)
+        raise TimeoutError
+
+    monkeypatch.setattr(connection, "_ask_once", unanswered)
+    await connection.ask("a", timeout_s=600.0)
+    assert given == [0.5, 1.0, 2.0, 2.0, 2.0]
     await connection.close()
