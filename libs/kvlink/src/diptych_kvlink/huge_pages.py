@@ -6,9 +6,10 @@ And page faults would cost the first transfers ten times their copy: they are al
 
 Nothing here is needed: where the system gives no huge page, small ones are used.
 
-Python's own `mmap` keeps its lock while the kernel clears pages: 0.7 s for the 236 MB of 160 slots,
-1 to 3 s beside other work, in which no thread runs and no beat leaves. That was all it took to lose
-a worker at its first hand-off over NIXL. So the kernel is asked beside it, and piece by piece.
+Python's own `mmap` keeps its lock while the kernel clears pages: for the 236 MB of 160 slots 0.7 s
+on a quiet machine, 44 to 63 s at a load of 40, in which no thread runs and no beat leaves. So a
+worker was taken for dead at its first hand-off over NIXL. The kernel is asked beside Python, then,
+and piece by piece.
 """
 
 import ctypes
