@@ -118,8 +118,7 @@ async def test_a_disk_that_hangs_under_a_copy_loses_nothing(
     monkeypatch.setattr(DiskStore, "write", hung)
     await ask(fleet, "r1")
     await answered(fleet, "r1")
-    assert fleet.loads["d1"].parking[0].used_bytes or not hung.begun.is_set()
-    await fleet.settled()
+    assert hung.begun.is_set()
     hung.let_go()
     await until_free(fleet)
 

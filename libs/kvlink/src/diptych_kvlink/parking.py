@@ -3,8 +3,9 @@
 A *lot* is a number of slots, each for one block as it came (encoded and sealed as it was). Who is
 to park has room reserved from before anything is written (`reserve`), so what was taken can be
 kept.
-`prepare`, `put`, `take` and `trim` may block: they are called off the event loop, by one thread, and
-nothing of their transfer is freed meanwhile. `take` gives what was put, or raises; never other bytes.
+`prepare`, `put`, `take` and `trim` may block: they are called off the event loop, by one thread,
+and nothing of their transfer is freed meanwhile. `take` gives what was put, or raises; never other
+bytes.
 
 A lot that fails is out of order (`away`) for a while that doubles: it refuses, and is asked again.
 So is one that hangs, until it does not.
@@ -51,7 +52,7 @@ class Store(Protocol):
         ...
 
     def trim(self) -> None:
-        """Give back the room of slots, none of which holds anything. May block. Raises `OSError`."""
+        """Give back the room of slots that hold nothing. May block. Raises `OSError`."""
         ...
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class DiskStore:
             raise Permanent(f"cannot park KV in {directory}: {err.strerror}") from err
 
     def allocate(self, slot: int) -> None:
-        """Have the file system keep the slot's room. May block. Raises `OSError` (`ENOSPC`, say)."""
+        """Have the file system keep the slot's room. May block. Raises `OSError` (`ENOSPC`)."""
         if slot in self._allocated:
             return
         fd, start = self._open_fd(), slot * self._stride_bytes
