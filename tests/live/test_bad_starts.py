@@ -9,7 +9,7 @@ from diptych_testkit.live_stack import MODEL, LiveStack, Process
 from diptych_testkit.ports import free_port
 from diptych_testkit.tiny_gguf import write_tiny_gguf
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
 def refusal(process: Process, timeout_s: float = 240) -> str:

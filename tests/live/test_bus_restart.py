@@ -21,7 +21,7 @@ from diptych_identity.roles import Role
 from diptych_policy.journal import RequestView, parts
 from diptych_testkit.guarded_nats import GuardedNats, guarded_nats
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 GATEWAY = Incarnation("gateway-1")
 FAR_S = 60.0

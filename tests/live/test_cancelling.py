@@ -19,7 +19,7 @@ from diptych_contracts.fleet import WorkerLoad
 from diptych_testkit.live_stack import MODEL, LiveStack
 from diptych_testkit.ports import free_port
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"

@@ -12,7 +12,7 @@ from openai.types import Completion
 from diptych_testkit.live_model import codec
 from diptych_testkit.live_stack import MODEL, LiveStack
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 

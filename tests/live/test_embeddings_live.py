@@ -13,7 +13,7 @@ import pytest
 from diptych_testkit.live_model import codec
 from diptych_testkit.live_stack import MODEL, LiveStack
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 TEXTS = [
     "The cat sat on the mat.",

@@ -20,7 +20,7 @@ from diptych_testkit.bus_client import BusClient
 from diptych_testkit.live_model import bare_engine, codec
 from diptych_testkit.live_stack import MODEL, LiveStack
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 QUESTION = [
     {"role": "system", "content": "You are a helpful assistant."},

@@ -16,7 +16,7 @@ from diptych_kvlink.lockfile import PREFIX, SHM_DIRECTORY
 from diptych_kvlink.pool_file import PoolShape
 from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 LONG = "Once upon a time there was a lighthouse keeper who counted every ship. " * 60
 TRIES = 6

@@ -10,7 +10,7 @@ import pytest
 
 from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 TRIES = 6
 """Who does not come to run for a while strikes when the stream is over."""

@@ -11,7 +11,7 @@ from diptych_testkit.bare_engine import BareEngine
 from diptych_testkit.live_model import bare_engine, codec
 from diptych_testkit.live_stack import MODEL, LiveStack
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 PROMPTS = [
     "The capital of France is",

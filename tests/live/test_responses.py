@@ -10,7 +10,7 @@ import pytest
 from diptych_testkit.live_stack import MODEL, LiveStack
 from diptych_testkit.ports import free_port
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 ASKED: dict[str, Any] = {
     "model": MODEL,

@@ -96,7 +96,7 @@ class BusClient:
         self.views[request_id] = RequestView(request_id, secret=secret)
         self.delivered[request_id] = []
 
-    async def ended(self, request_id: str, timeout_s: float = 60.0) -> End:
+    async def ended(self, request_id: str, timeout_s: float = 240.0) -> End:
         """Wait for the end of a request."""
         await self.until(lambda: request_id in self.ends, timeout_s=timeout_s)
         return self.ends[request_id]

@@ -26,7 +26,7 @@ from diptych_testkit.ports import free_port
 
 TESTER = Role.OBSERVER
 _ANYTHING = Permissions((">",), (">",), ANSWER_S)
-_WAIT_S = 60.0
+_WAIT_S = 120.0
 
 
 class GuardedNats:
