@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -68,9 +69,9 @@ async def models(bus: Any) -> AsyncIterator[Models]:
         await made.close()
 
 
-async def served(models: Models, *context_tokens: int) -> None:
+async def served(models: Models, *context_tokens: int, within_s: float = 60) -> None:
     expected = list(context_tokens or (CARD.context_tokens,))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(within_s):
         while [card.context_tokens for card in models] != expected:
             await asyncio.sleep(0.01)
 
@@ -107,6 +108,43 @@ async def test_a_card_that_comes_late_is_waited_for(bus: Any, models: Models) ->
     await put_card(bus, CARD)
     await served(models)
     assert models.get(NAME).card == CARD
+
+
+async def test_a_card_that_comes_slowly_comes(
+    bus: Any, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try begins anew: with the same time for all none would ever be long enough."""
+    fetch, tries = bus.get_object, []
+
+    async def slow(bucket: Any, name: str) -> bytes | None:
+        tries.append(name)
+        await asyncio.sleep(30)
+        return cast("bytes | None", await fetch(bucket, name))
+
+    monkeypatch.setattr(bus, "get_object", slow)
+    await put_card(bus, CARD)
+    await put_offer(bus, offer("worker-1"))
+    await served(models, within_s=240)
+    assert len(tries) == 4, "5, 10, 20 and 40 s"
+
+
+async def test_a_codec_that_takes_long_is_built_once(bus: Any) -> None:
+    built = []
+
+    @asynccontextmanager
+    async def busy(_longer_s: float) -> AsyncIterator[None]:
+        built.append(1)
+        await asyncio.sleep(40)  # as where building takes so long
+        yield
+
+    await put_card(bus, CARD)
+    await put_offer(bus, offer("worker-1"))
+    with ThreadPoolExecutor(1) as executor:
+        models = Models(bus, executor, busy)
+        await models.start()
+        await served(models)
+        await models.close()
+    assert built == [1]
 
 
 async def test_a_model_goes_with_its_last_worker(bus: Any, models: Models) -> None:

@@ -23,6 +23,9 @@ from diptych_text.codec import TextCodec
 
 _RETRY_S = 0.5
 _LOAD_S = 5.0
+"""For fetching a card, at first."""
+_MOST_LOAD_S = 80.0
+"""After tries that were too short: on a busy machine every one of 5 s was, for ever."""
 _SHOWN_CHARS = 80
 _STANDSTILL_S = 10.0
 """Building a codec lets no thread run: 0.12 s for 49,000 tokens, of which models have 250,000, and
@@ -78,6 +81,7 @@ class Models:
         self._offers: dict[str, WorkerRegistration] = {}
         self._loaded: dict[str, ServedModel] = {}
         self._stale: dict[str, Fingerprint] = {}
+        self._load_s = _LOAD_S
         self._news = asyncio.Event()
         self._watch: Subscription | None = None
 
@@ -147,9 +151,8 @@ class Models:
     async def _load_stale(self) -> None:
         for model, fingerprint in list(self._stale.items()):
             try:
-                async with asyncio.timeout(_LOAD_S):
-                    settled = await self._load(model, fingerprint)
-            except (Transient, TimeoutError) as err:
+                settled = await self._load(model, fingerprint)
+            except Transient as err:
                 log.warning("model_card_unreachable", model=model, error=str(err))
                 continue
             except DiptychError as err:
@@ -158,9 +161,20 @@ class Models:
             if settled and self._stale.get(model) == fingerprint:
                 del self._stale[model]
 
+    async def _fetched(self, model: str) -> bytes | None:
+        """The bytes of a card. Building it has no deadline: given up, it would begin anew."""
+        try:
+            async with asyncio.timeout(self._load_s):
+                data = await self._bus.get_object(MODELS, subjects.escape(model))
+        except TimeoutError as err:
+            took_s, self._load_s = self._load_s, min(2 * self._load_s, _MOST_LOAD_S)
+            raise Transient(f"it did not come in {took_s:g} s") from err
+        self._load_s = _LOAD_S
+        return data
+
     async def _load(self, model: str, fingerprint: Fingerprint) -> bool:
-        """Load a card; False if it is not there yet."""
-        data = await self._bus.get_object(MODELS, subjects.escape(model))
+        """Load a card; False if it is not there yet. Raises `Transient`."""
+        data = await self._fetched(model)
         if data is None:
             return False
         card = self._parsers.applied(decode(data, ModelCard))
