@@ -111,7 +111,8 @@ class Parking:
             await self._in_thread(lot, lambda: lot.prepare(slots), within_s=ROOM_S)
         except OSError as err:
             log.warning("no_room_to_park", parking=kind, error=str(err))
-            lot.failed()
+            if not lot.away:  # One failure, though several have asked meanwhile.
+                lot.failed()
 
     def reserve(self, kind: str, transfer_id: TransferId, blocks: int) -> None:
         """Keep room in the lot of `kind`, and in no other. Idempotent.
