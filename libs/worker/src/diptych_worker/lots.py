@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from diptych_contracts.cards import KvLayout
+from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role
 from diptych_kvlink.parking import HostStore, Lot, Store
 from diptych_kvlink.parking_file import DiskStore
@@ -13,7 +14,7 @@ from diptych_worker.settings import WorkerSettings
 def open_lots(
     settings: WorkerSettings, role: Role, layout: KvLayout, *, clock: Callable[[], float]
 ) -> dict[str, Lot]:
-    """Where KV may wait for a seat. Raises `Permanent`."""
+    """Where KV may wait for a seat. Raises `Permanent`, as for less room than one block."""
     lots: dict[str, Lot] = {}
     if role is not Role.DECODE or not layout.slot_bytes:
         return lots
@@ -26,6 +27,11 @@ def open_lots(
         ),
     ]
     for kind, total_bytes, store in stores:
+        if 0 < total_bytes < layout.slot_bytes:
+            raise Permanent(
+                f"KV_PARKING_{kind.upper()}_BYTES: expected 0, or room for a block of this model's "
+                f"KV ({layout.slot_bytes} bytes) at least, got {total_bytes}"
+            )
         if total_bytes:
             lots[kind] = Lot(
                 kind, store(), total_bytes=total_bytes, slot_bytes=layout.slot_bytes, clock=clock

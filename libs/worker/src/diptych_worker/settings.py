@@ -112,7 +112,8 @@ class WorkerSettings(ServiceSettings):
         known = (*OWN_ENGINES, *sorted(ADAPTERS))
         if self.engine not in known:
             raise ValueError(f"engine: expected one of {', '.join(known)}, got {self.engine!r}")
-        if min(self.kv_parking_host_bytes, self.kv_parking_disk_bytes) < 0:
-            raise ValueError("kv_parking_host_bytes, kv_parking_disk_bytes: expected at least 0")
+        for name in ("kv_parking_host_bytes", "kv_parking_disk_bytes"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         if self.kv_parking_disk_bytes and self.kv_parking_dir == Path():
             raise ValueError("kv_parking_dir: expected a folder to park KV in, got none")
