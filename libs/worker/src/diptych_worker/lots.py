@@ -14,7 +14,7 @@ from diptych_worker.settings import WorkerSettings
 def open_lots(
     settings: WorkerSettings, role: Role, layout: KvLayout, *, clock: Callable[[], float]
 ) -> dict[str, Lot]:
-    """Where KV may wait for a seat. Raises `Permanent`, as for less room than one block."""
+    """Where KV may wait for a seat. Raises `Permanent`."""
     lots: dict[str, Lot] = {}
     if role is not Role.DECODE or not layout.slot_bytes:
         return lots
@@ -29,8 +29,8 @@ def open_lots(
     for kind, total_bytes, store in stores:
         if 0 < total_bytes < layout.slot_bytes:
             raise Permanent(
-                f"KV_PARKING_{kind.upper()}_BYTES: expected 0, or room for a block of this model's "
-                f"KV ({layout.slot_bytes} bytes) at least, got {total_bytes}"
+                f"KV_PARKING_{kind.upper()}_BYTES: {total_bytes} bytes hold no block: "
+                f"one has {layout.slot_bytes}"
             )
         if total_bytes:
             lots[kind] = Lot(
