@@ -22,7 +22,7 @@ from diptych_telemetry import logger
 from diptych_text.codec import TextCodec
 
 _RETRY_S = 0.5
-_LOAD_S = 5.0
+_FETCH_S = 5.0
 _SHOWN_CHARS = 80
 _STANDSTILL_S = 10.0
 """Building a codec lets no thread run: 0.12 s for 49,000 tokens, of which models have 250,000, and
@@ -147,9 +147,8 @@ class Models:
     async def _load_stale(self) -> None:
         for model, fingerprint in list(self._stale.items()):
             try:
-                async with asyncio.timeout(_LOAD_S):
-                    settled = await self._load(model, fingerprint)
-            except (Transient, TimeoutError) as err:
+                settled = await self._load(model, fingerprint)
+            except Transient as err:
                 log.warning("model_card_unreachable", model=model, error=str(err))
                 continue
             except DiptychError as err:
@@ -158,11 +157,20 @@ class Models:
             if settled and self._stale.get(model) == fingerprint:
                 del self._stale[model]
 
+    async def _fetched(self, model: str) -> bytes | None:
+        try:
+            async with asyncio.timeout(_FETCH_S):
+                return await self._bus.get_object(MODELS, subjects.escape(model))
+        except TimeoutError as err:
+            raise Transient(f"no card of '{model}' from the bus within {_FETCH_S:g} s") from err
+
     async def _load(self, model: str, fingerprint: Fingerprint) -> bool:
         """Load a card; False if it is not there yet."""
-        data = await self._bus.get_object(MODELS, subjects.escape(model))
+        data = await self._fetched(model)
         if data is None:
             return False
+        # No deadline from here on: what is given up is built to its end nevertheless, and the next
+        # try stands in line behind it. A machine that needs longer would never serve.
         card = self._parsers.applied(decode(data, ModelCard))
         loaded = self._loaded.get(model)
         if loaded is None or loaded.card != card:
