@@ -21,8 +21,8 @@ from diptych_power_governor.settings import GovernorSettings
 from diptych_prefill_worker.settings import PrefillWorkerSettings
 from diptych_scheduler.settings import SchedulerSettings
 
-helm = pytest.importorskip("helm_python")
-kubernetes_validate = pytest.importorskip("kubernetes_validate")
+helm = pytest.importorskip("helm_python", reason="make deploy installs it")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="make deploy installs it")
 pytestmark = pytest.mark.deploy
 
 TOP = Path(__file__).parents[2]

@@ -4,6 +4,7 @@ An engine joins by a module in `diptych_testkit.engine_entries`.
 """
 
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_an_answer_that_has_all_it_may_have_is_over(duo: Duo, entry: EngineEntry
 
 def test_the_end_of_text_ends_an_answer_and_is_not_part_of_it(duo: Duo, entry: EngineEntry) -> None:
     if not entry.can.logit_bias:
-        pytest.skip("cannot be made to end")
+        pytest.skip("logit_bias is not obeyed, which alone can make a toy model end")
     eos = duo.decode.engine.spec.eos_ids[0]
     wants_to_end = Sampling(temperature=0, logit_bias=((eos, 100.0),))
     job = duo.work(prompt(duo), stopping=full(entry, ignore_eos=False), sampling=wants_to_end)
@@ -160,9 +161,16 @@ def border(duo: Duo, ids: list[int]) -> tuple[str, int]:
     raise AssertionError("no two tokens spell a text")
 
 
+def refused(duo: Duo, parameter: str) -> NoReturn:
+    """What cannot be tried is in the model's card, so the gateway turns away who asks for it."""
+    for side in (duo.prefill, duo.decode):
+        assert parameter in side.engine.spec.unsupported
+    pytest.skip(f"{parameter} is refused by the gateway")
+
+
 def test_a_seed_gives_the_same_answer_everywhere(duo: Duo, entry: EngineEntry) -> None:
     if not entry.can.seeds:
-        pytest.skip("has no seeds")
+        refused(duo, "seed")
     seeded = [Sampling(temperature=1.2, seed=seed) for seed in (7, 7, 8)]
     jobs = [duo.work(prompt(duo), stopping=full(entry), sampling=s) for s in seeded]
     one, two, other = [duo.ask(job) for job in jobs]
@@ -174,7 +182,7 @@ def test_a_seed_gives_the_same_answer_everywhere(duo: Duo, entry: EngineEntry) -
 
 def test_logprobs_come_one_per_token(duo: Duo, entry: EngineEntry) -> None:
     if not entry.can.logprobs:
-        pytest.skip("has no logprobs")
+        refused(duo, "logprobs")
     sampling = Sampling(temperature=0, top_logprobs=2)
     job = duo.work(prompt(duo), stopping=full(entry), sampling=sampling)
     whole = duo.ask(job)
@@ -229,7 +237,7 @@ def test_many_hand_overs_at_once_all_arrive(duo: Duo, entry: EngineEntry) -> Non
 
 def long(duo: Duo, entry: EngineEntry) -> SequenceWork:
     if not entry.can.grows_slowly:
-        pytest.skip("answers too fast")
+        pytest.skip("its answers end before they can be aborted")
     room = duo.decode.engine.spec.context_tokens - 70
     return duo.work(prompt(duo), stopping=full(entry, max_tokens=room))
 
@@ -359,7 +367,7 @@ def test_nothing_is_heard_while_nothing_can_be_told(duo: Duo, entry: EngineEntry
 
 def test_a_dead_engine_fails_what_it_has_and_what_comes(fresh: Duo, entry: EngineEntry) -> None:
     if fresh.pair.kill is None:
-        pytest.skip("dies with this process")
+        pytest.skip("its engine is this process: the suite would die with it")
     job = long(fresh, entry)
     fresh.decode.engine.submit(job)
     fresh.decode.first(job.key, NewTokens)

@@ -25,7 +25,7 @@ from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import toy_answer
 
 PROMPT = tuple(range(1, 301))
-needs_nixl = pytest.mark.skipif(bool(why_absent()), reason="NIXL is not installed")
+needs_nixl = pytest.mark.skipif(bool(why_absent()), reason="NIXL is not here: make nixl")
 ORDERS = [
     ("shm", "tcp"),
     ("tcp", "shm"),

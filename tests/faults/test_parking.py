@@ -96,7 +96,7 @@ async def seated(fleet: SmallFleet) -> None:
 
 
 async def parked(fleet: SmallFleet, path: KvPath, *more_names: str, **more: Any) -> Request:
-    """`r1` (and others) wait at `d1`, in that tier and in no transfer slot."""
+    """`r1` (and others) wait at `d1`, parked by that path, and in no transfer slot."""
     requests = [asked(name, path, **more) for name in ("r1", *more_names)]
     for request in requests:
         await fleet.client.send(request)

@@ -30,7 +30,9 @@ LONG = "Once upon a time there was a lighthouse keeper who counted every ship. "
 LINKS = [
     "shm",
     "tcp",
-    pytest.param("nixl", marks=pytest.mark.skipif(bool(why_absent()), reason="no NIXL here")),
+    pytest.param(
+        "nixl", marks=pytest.mark.skipif(bool(why_absent()), reason="NIXL is not here: make nixl")
+    ),
 ]
 WITHIN_S = 120.0
 TRIES = 6

@@ -24,7 +24,9 @@ pytestmark = [
 BLOCKS = 8
 LINKS = [
     "tcp",
-    pytest.param("nixl", marks=pytest.mark.skipif(bool(why_absent()), reason="no NIXL here")),
+    pytest.param(
+        "nixl", marks=pytest.mark.skipif(bool(why_absent()), reason="NIXL is not here: make nixl")
+    ),
 ]
 BAD_WEATHER = [(0.0, 0.05), (0.02, 0.0), (0.02, 0.02), (0.1, 0.01)]
 """Shares of packets lost, and seconds one takes one way."""

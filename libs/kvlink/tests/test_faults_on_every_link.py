@@ -24,7 +24,7 @@ from diptych_testkit.kv_peer import BLOCK_BYTES, WRITER
 
 pytestmark = pytest.mark.timeout(240)
 
-needs_nixl = pytest.mark.skipif(bool(why_absent()), reason="NIXL is not installed")
+needs_nixl = pytest.mark.skipif(bool(why_absent()), reason="NIXL is not here: make nixl")
 LINKS = [
     "shm",
     "tcp",

@@ -30,7 +30,9 @@ from diptych_kvlink.writer_links import WriterLinks
 
 WRITER = Incarnation("prefill-worker-n1")
 BLOCKS, BLOCK_BYTES = 16, 1_000_000
-needs_nixl = pytest.mark.skipif(bool(nixl_library.why_absent()), reason="NIXL is not installed")
+needs_nixl = pytest.mark.skipif(
+    bool(nixl_library.why_absent()), reason="NIXL is not here: make nixl"
+)
 
 READER_PROGRAM = textwrap.dedent(
     """

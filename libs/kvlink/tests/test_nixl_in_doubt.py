@@ -27,7 +27,7 @@ from diptych_testkit.kv_pair import Peer, until
 from diptych_testkit.kv_peer import BLOCK_BYTES, FINGERPRINT, LAYOUT, WRITER
 
 pytestmark = [
-    pytest.mark.skipif(bool(why_absent()), reason="NIXL is not installed"),
+    pytest.mark.skipif(bool(why_absent()), reason="NIXL is not here: make nixl"),
     pytest.mark.timeout(240),
 ]
 BLOCKS = 3

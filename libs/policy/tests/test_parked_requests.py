@@ -66,7 +66,7 @@ class Case:
     @property
     def parking_free(self) -> int:
         (worker,) = (w for w in self.fleet.usable(REQUESTED.model, Role.DECODE))
-        return worker.tiers["disk"].free_bytes
+        return worker.parking_places["disk"].free_bytes
 
 
 def all_(kind: type[E], effects: Iterable[Effect]) -> list[E]:

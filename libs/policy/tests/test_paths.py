@@ -3,7 +3,15 @@
 import pytest
 
 from diptych_contracts.requests import KvPath
-from diptych_policy.paths import DISK, HOST, Crossing, PathChoice, Tier, choose_path, estimate_s
+from diptych_policy.paths import (
+    DISK,
+    HOST,
+    Crossing,
+    ParkingPlace,
+    PathChoice,
+    choose_path,
+    estimate_s,
+)
 
 AT_HOME, STRAIGHT, HOST_PATH, DISK_PATH = KvPath
 TB = 10**12
@@ -11,7 +19,7 @@ KV_BYTES = 8192 * 114_688
 """8,192 tokens of Llama-3.2-3B in f16: 2 x 28 layers x 8 KV heads x 128 x 2 bytes each, 0.94 GB."""
 SLOW, MIDDLE, FAST = 3.125e9, 12e9, 50e9
 """25 Gb/s; a PCIe 3.0 x16 bridge, as 100 Gb/s; 400 Gb/s."""
-TIERS = {HOST: Tier(TB, 12e9), DISK: Tier(TB, 3e9)}
+PLACES = {HOST: ParkingPlace(TB, 12e9), DISK: ParkingPlace(TB, 3e9)}
 """Host memory by way of PCIe 3.0, and an NVMe disk."""
 
 
@@ -21,7 +29,7 @@ def crossing(**changes: object) -> Crossing:
         "seat_free": False,
         "seat_wait_s": 0.1,
         "link_bytes_per_s": MIDDLE,
-        "tiers": TIERS,
+        "places": PLACES,
     }
     return Crossing(**(values | changes))  # type: ignore[arg-type]
 
@@ -87,14 +95,14 @@ def test_without_an_slo_what_prefill_does_meanwhile_decides() -> None:
 
 
 def test_what_nobody_has_measured_holds_up_nothing() -> None:
-    unmeasured = {HOST: Tier(TB), DISK: Tier(TB)}
+    unmeasured = {HOST: ParkingPlace(TB), DISK: ParkingPlace(TB)}
     straight = crossing(seat_free=True, link_bytes_per_s=0.0, ttft_slo_s=0.001)
     assert choose_path(straight).path is STRAIGHT
-    assert choose_path(crossing(seat_wait_s=None, tiers=unmeasured)).path is HOST_PATH
+    assert choose_path(crossing(seat_wait_s=None, places=unmeasured)).path is HOST_PATH
 
 
-def test_a_tier_that_is_full_or_not_there_is_a_miss() -> None:
-    small = {HOST: Tier(KV_BYTES - 1, 12e9), DISK: Tier(TB, 3e9)}
-    assert choose_path(crossing(seat_wait_s=None, tiers=small)).path is DISK_PATH
-    nowhere = choose_path(crossing(tiers={}))
+def test_a_place_that_is_full_or_not_there_is_a_miss() -> None:
+    small = {HOST: ParkingPlace(KV_BYTES - 1, 12e9), DISK: ParkingPlace(TB, 3e9)}
+    assert choose_path(crossing(seat_wait_s=None, places=small)).path is DISK_PATH
+    nowhere = choose_path(crossing(places={}))
     assert nowhere == PathChoice(STRAIGHT, "no seat is free and nowhere to park", waits=True)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+import structlog
 
 from diptych_bus.memory import MemoryBroker
 from diptych_contracts import subjects
@@ -191,3 +192,41 @@ async def test_a_broken_card_is_not_served(bus: Any, models: Models) -> None:
     with pytest.raises(Transient):
         models.get(NAME)
     assert list(models) == []
+
+
+async def test_a_busy_machine_builds_a_codec_once_and_serves(
+    bus: Any, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that needed more than 5 s began again and again, and never served."""
+    loop, built = asyncio.get_running_loop(), []
+
+    def slowly(_: Any, build: Any, *args: Any) -> asyncio.Future[Any]:
+        """20 s for each, one after another, wanted or not: as a thread does."""
+        built.append(args)
+        done = loop.create_future()
+        loop.call_later(
+            20.0 * len(built), lambda: done.cancelled() or done.set_result(build(*args))
+        )
+        return done
+
+    monkeypatch.setattr(loop, "run_in_executor", slowly)
+    await put_card(bus, CARD)
+    await put_offer(bus, offer("worker-1"))
+    await served(models)
+    assert len(built) == 1
+
+
+async def test_a_bus_that_does_not_answer_is_named(
+    bus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silence(*_: Any) -> None:
+        await asyncio.sleep(1000)
+
+    await put_offer(bus, offer("worker-1"))
+    monkeypatch.setattr(bus, "get_object", silence)
+    with ThreadPoolExecutor(1) as executor, structlog.testing.capture_logs() as logs:
+        models = Models(bus, executor)
+        await models.start()
+        await models.close()
+    (told,) = [log for log in logs if log["event"] == "model_card_unreachable"]
+    assert told["error"] == f"no card of '{NAME}' from the bus within 5 s"

@@ -33,7 +33,8 @@ def private_folder(directory: Path) -> None:
     if not ours or found.st_mode & 0o077:
         raise Permanent(
             f"{directory} must be a folder of uid {os.geteuid()} with mode 0700; it belongs to uid "
-            f"{found.st_uid} and has mode {stat.filemode(found.st_mode)}: delete it"
+            f"{found.st_uid} and has mode {stat.filemode(found.st_mode)}: chmod 700 it if it is "
+            "yours, else name another"
         )
 
 

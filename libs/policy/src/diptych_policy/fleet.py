@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from diptych_contracts.fleet import Role, WorkerLoad, WorkerRegistration
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.journal import Report
-from diptych_policy.paths import Tier
+from diptych_policy.paths import ParkingPlace
 from diptych_policy.prefix_index import PrefixIndex
 from diptych_policy.prefixes import PromptBlocks
 
@@ -65,11 +65,11 @@ class Worker:
         return layout.blocks(tokens) * layout.slot_bytes
 
     @property
-    def tiers(self) -> dict[str, Tier]:
+    def parking_places(self) -> dict[str, ParkingPlace]:
         """Where KV can wait here, as last reported, less what was given since."""
         rooms = self.load.parking if self.load is not None else self.registration.parking
         return {
-            room.kind: Tier(
+            room.kind: ParkingPlace(
                 room.total_bytes - max(room.used_bytes, self.assigned_parking.get(room.kind, 0)),
                 room.bytes_per_s,
             )

@@ -6,7 +6,7 @@
     dis-disk   onto the decode worker's disk, where it waits for a seat
 
 Estimated is when the answer can go on, from now: with `w` until a seat falls free, `p` for prefill,
-`k/b` for KV over a link or in or out of a tier:
+`k/b` for KV over a link or in or out of where it parks:
 
     colocated  w + p
     dis-gpu    w + p + k/link
@@ -15,16 +15,16 @@ Estimated is when the answer can go on, from now: with `w` until a seat falls fr
 
 Rules:
 
-1. With a seat free, straight: a tier would only add copies. Where moving the KV would break the SLO
-   for the first token and computing both phases in one place would not, colocated.
+1. With a seat free, straight: parking would only add copies. Where moving the KV would break the
+   SLO for the first token and computing both phases in one worker would not, colocated.
 2. With none free, the roomiest that is in time: disk, then host memory (dearer, and wanted by those
    in a hurry), then waiting for a seat. If nothing is in time, or nothing is said of time, the
-   soonest; a tier, where that is the same or not known: prefill's work is done meanwhile.
-3. A forced path is taken where it has room; a tier that is full or out of order is a miss, never an
-   error: its request goes straight, or waits.
+   soonest; parking, where that is the same or not known: prefill's work is done meanwhile.
+3. A forced path is taken where it has room; a place that is full or out of order is a miss, never
+   an error: its request goes straight, or waits.
 
-Measured bandwidths that nobody has measured yet hold up nothing: a link counts as instant, a tier
-as `UNMEASURED_BYTES_PER_S`.
+Measured bandwidths that nobody has measured yet hold up nothing: a link counts as instant, a
+place as `UNMEASURED_BYTES_PER_S`.
 """
 
 from collections.abc import Mapping
@@ -34,14 +34,14 @@ from diptych_contracts.jobs import DecodeJob, GenerateJob, Job, PrefillJob
 from diptych_contracts.requests import KvPath, PriorityClass
 
 HOST, DISK = "host", "disk"
-TIERS: Mapping[KvPath, str] = {KvPath.DIS_DISK: DISK, KvPath.DIS_CPU: HOST}
+PLACES: Mapping[KvPath, str] = {KvPath.DIS_DISK: DISK, KvPath.DIS_CPU: HOST}
 """Where each store-and-forward path parks, the roomiest first."""
 UNMEASURED_BYTES_PER_S: Mapping[str, float] = {HOST: 4e9, DISK: 0.5e9}
 """Assumed until measured: a memcpy on a busy core, and a SATA SSD."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class ParkingPlace:
     """A place at one decode worker where KV can wait."""
 
     free_bytes: int
@@ -60,7 +60,7 @@ class Crossing:
     """Until it could, if it cannot; None: not known."""
     link_bytes_per_s: float = 0.0
     prefill_s: float = 0.0
-    tiers: Mapping[str, Tier] = field(default_factory=dict)
+    places: Mapping[str, ParkingPlace] = field(default_factory=dict)
     ttft_slo_s: float = 0.0
     """0: none."""
 
@@ -87,7 +87,7 @@ class PathRules:
 
 def parking_of(path: KvPath | None) -> str:
     """Where that path parks; empty: nowhere."""
-    return TIERS.get(path, "") if path is not None else ""
+    return PLACES.get(path, "") if path is not None else ""
 
 
 def path_of(job: Job) -> KvPath:
@@ -111,7 +111,7 @@ def estimate_s(path: KvPath, crossing: Crossing) -> float:
         case KvPath.DIS_GPU:
             return wait_s + crossing.prefill_s + link_s
         case KvPath.DIS_CPU | KvPath.DIS_DISK:
-            copy_s = _copy_s(crossing, TIERS[path])
+            copy_s = _copy_s(crossing, PLACES[path])
             return max(wait_s, crossing.prefill_s + link_s + copy_s) + copy_s
 
 
@@ -133,8 +133,8 @@ def _straight(crossing: Crossing) -> PathChoice:
 def _while_full(crossing: Crossing) -> PathChoice:
     roomy = [
         path
-        for path, kind in TIERS.items()
-        if kind in crossing.tiers and crossing.tiers[kind].free_bytes >= crossing.kv_bytes
+        for path, kind in PLACES.items()
+        if kind in crossing.places and crossing.places[kind].free_bytes >= crossing.kv_bytes
     ]
     slo_s = crossing.ttft_slo_s
     for path in (*roomy, KvPath.DIS_GPU):
@@ -152,7 +152,7 @@ def _while_full(crossing: Crossing) -> PathChoice:
 def _lateness(path: KvPath, crossing: Crossing) -> tuple[float, bool, float]:
     """Of two that are as late, the one that lets prefill work; of two of these, the quicker."""
     straight = path is KvPath.DIS_GPU
-    copy_s = 0.0 if straight else _copy_s(crossing, TIERS[path])
+    copy_s = 0.0 if straight else _copy_s(crossing, PLACES[path])
     return estimate_s(path, crossing), straight, copy_s
 
 
@@ -163,9 +163,9 @@ def _wait_s(crossing: Crossing) -> float:
 
 
 def _copy_s(crossing: Crossing, kind: str) -> float:
-    """Once, into a tier or out of it."""
-    tier = crossing.tiers.get(kind)
-    measured = tier.bytes_per_s if tier is not None else 0.0
+    """Once, to where it parks or back."""
+    place = crossing.places.get(kind)
+    measured = place.bytes_per_s if place is not None else 0.0
     return _moving_s(crossing.kv_bytes, measured or UNMEASURED_BYTES_PER_S[kind])
 
 

@@ -296,8 +296,8 @@ def _parkable(demand: Demand, peers: list[Worker], kind: str | None) -> list[Wor
         and tokens <= worker.registration.kv_tokens
         and worker.registration.hand_off is None
         and any(
-            tier.free_bytes >= worker.kv_bytes(demand.prompt_tokens)
-            for where, tier in worker.tiers.items()
+            place.free_bytes >= worker.kv_bytes(demand.prompt_tokens)
+            for where, place in worker.parking_places.items()
             if kind in (None, where)
         )
     ]
@@ -319,7 +319,7 @@ def _crossing(demand: Demand, fleet: Fleet, decode: Worker, prefills: list[Worke
         seat_wait_s=decode.seat_wait_s,
         link_bytes_per_s=max(rates, default=0.0),
         prefill_s=min(prefilling_s, default=0.0),
-        tiers=decode.tiers,
+        places=decode.parking_places,
         ttft_slo_s=demand.ttft_slo_s,
     )
 

@@ -353,4 +353,5 @@ def _spec(settings: ToySettings) -> EngineSpec:
         vocab_size=settings.vocab_size,
         eos_ids=(EOS_ID,),
         hand_off=settings.terms if settings.hands_over else None,
+        unsupported=("logprobs", "top_logprobs"),
     )

@@ -2,8 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -29,35 +28,20 @@ from diptych_engine.step_loop import StepLoop
 from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.links import LinkSettings
 from diptych_kvlink.lockfile import host_id
-from diptych_kvlink.parking import Lot
-from diptych_kvlink.surveying import survey
 from diptych_kvlink.writer_links import WriterLinks
 from diptych_policy.codecs import CodecChoice, check_setting
-from diptych_policy.job_admission import JobAdmission
 from diptych_power.sim import SimulatedDevice
 from diptych_telemetry import logger
 from diptych_text.answer import AnswerText
 from diptych_text.codec import TextCodec
 from diptych_worker.announced_blocks import AnnouncedBlocks
-from diptych_worker.decode_peer import DecodePeer
-from diptych_worker.decoding import Decoding
 from diptych_worker.device import Equipment
-from diptych_worker.embedding import EmbedDesk
-from diptych_worker.engine_handing_over import EngineHandOver
-from diptych_worker.engine_news import EngineNews
-from diptych_worker.handing_over import HandOver
+from diptych_worker.fitting import Opened, fit_parts
 from diptych_worker.lots import open_lots
-from diptych_worker.metering import WorkerMetrics
-from diptych_worker.orphaned import Orphans
-from diptych_worker.parking import Parking
-from diptych_worker.prompts import Prompts
 from diptych_worker.registering import Register
-from diptych_worker.reporting import Reports
-from diptych_worker.service import Parts, Worker
+from diptych_worker.service import Worker
 from diptych_worker.settings import OWN_ENGINES, WorkerSettings
-from diptych_worker.taking_over import TakeOver
 from diptych_worker.tier_opening import open_tiering
-from diptych_worker.tiering import Tiering
 
 log = logger("worker")
 
@@ -201,16 +185,8 @@ async def run_worker(
     on: Equipment,
 ) -> None:
     """Join engine and device to the bus and the KV links, and serve."""
-    incoming, links = _links(member, settings, on)
-    card = offered_card(card, on.engine.spec)
-    lots = open_lots(settings, role, on.engine.spec.layout, clock=member.now_s)
-    register = _register(member, settings, role, card=card, on=on, endpoints=incoming.endpoints)
-    register.parks(tuple(lot.room for lot in lots.values()))
-    blocks = AnnouncedBlocks(member.bus, member.incarnation)
-    tiering = await open_tiering(member, settings, on, blocks)
-    parts = _parts(
-        member, settings, register, on=on, links=(incoming, links), kept=(blocks, tiering, lots)
-    )
+    opened = await _opened(member, settings, role, card=card, on=on)
+    parts = fit_parts(opened)
     worker = Worker(member, parts, drain_s=settings.drain_s)
     on.engine.start(parts.news.heard, paused=parts.news.unheard)
     try:
@@ -218,11 +194,40 @@ async def run_worker(
     finally:
         await parts.prompts.close()
         await asyncio.to_thread(on.engine.stop)  # before the links: it may be writing
-        await asyncio.to_thread(links.close)  # it may wait for a hung peer's deadline
+        await asyncio.to_thread(opened.writers.close)  # it may wait for a hung peer's deadline
         await asyncio.to_thread(parts.take_over.parking.close)
-        incoming.close()
-        if tiering is not None:
-            await tiering.close(_FLUSH_S)
+        opened.incoming.close()
+        if opened.tiering is not None:
+            await opened.tiering.close(_FLUSH_S)
+
+
+async def _opened(
+    member: Member,
+    settings: WorkerSettings,
+    role: Role,
+    *,
+    card: ModelCard,
+    on: Equipment,
+) -> Opened:
+    link_settings = _link_settings(member, settings, on)
+    incoming, writers = _links(member, settings, on, link_settings)
+    card = offered_card(card, on.engine.spec)
+    lots = open_lots(settings, role, on.engine.spec.layout, clock=member.now_s)
+    register = _register(member, settings, role, card=card, on=on, endpoints=incoming.endpoints)
+    register.parks(tuple(lot.room for lot in lots.values()))
+    blocks = AnnouncedBlocks(member.bus, member.incarnation)
+    return Opened(
+        member=member,
+        settings=settings,
+        on=on,
+        register=register,
+        incoming=incoming,
+        writers=writers,
+        link_settings=link_settings,
+        lots=lots,
+        blocks=blocks,
+        tiering=await open_tiering(member, settings, on, blocks),
+    )
 
 
 def offered_card(card: ModelCard, spec: EngineSpec) -> ModelCard:
@@ -240,11 +245,10 @@ def offered_card(card: ModelCard, spec: EngineSpec) -> ModelCard:
 
 
 def _links(
-    member: Member, settings: WorkerSettings, on: Equipment
+    member: Member, settings: WorkerSettings, on: Equipment, link_settings: LinkSettings
 ) -> tuple[IncomingTransfers, WriterLinks]:
     """Both ends of the KV links. Raises `Permanent` for a codec nobody knows."""
     check_setting(settings.kv_codec, settings.kv_codecs)
-    link_settings = _link_settings(member, settings, on)
     incoming = IncomingTransfers(
         on.engine.spec.layout,
         slots=settings.transfer_slots,
@@ -306,88 +310,3 @@ def _register(
         cap_default_w=device.cap_default_w,
     )
     return Register(member.bus, registration, card)
-
-
-def _parts(
-    member: Member,
-    settings: WorkerSettings,
-    register: Register,
-    *,
-    on: Equipment,
-    links: tuple[IncomingTransfers, WriterLinks],
-    kept: tuple[AnnouncedBlocks, Tiering | None, Mapping[str, Lot]],
-) -> Parts:
-    bus, me, now_s = member.bus, member.incarnation, member.now_s
-    engine, device, spec = on.engine, on.device, on.engine.spec
-    incoming, writers = links
-    blocks, tiering, lots = kept
-    metrics = WorkerMetrics(register.card.model, spec)
-    admission = JobAdmission(max_sequences=spec.max_sequences, kv_tokens=spec.kv_tokens)
-    embedding = EmbedDesk(
-        member, engine, model=register.card.model, draining=lambda: admission.draining
-    )
-    orphans = Orphans(now_s)
-    parking = Parking(
-        lots, admission, model_base=spec.fingerprint.base, metrics=metrics, now_s=now_s
-    )
-    take_over = TakeOver(incoming, admission, spec, parking=parking, metrics=metrics, now_s=now_s)
-    return Parts(
-        engine=engine,
-        admission=admission,
-        news=EngineNews(bus, me, device, metrics, blocks=blocks, now_s=now_s, tiering=tiering),
-        hand_over=_hand_over(
-            DecodePeer(bus, transfer_s=settings.transfer_s, now_s=now_s),
-            engine,
-            writers,
-            metrics=metrics,
-            orphans=orphans,
-            tiering=tiering,
-        ),
-        take_over=take_over,
-        writing=writers,
-        survey=partial(survey, me, _link_settings(member, settings, on), codec=settings.kv_codec),
-        decoding=Decoding(
-            bus,
-            engine,
-            worker=me,
-            imported=take_over.imported,
-            remained=metrics.remained,
-            now_s=now_s,
-            tiering=tiering,
-        ),
-        embedding=embedding,
-        prompts=Prompts(bus, now_s=now_s),
-        blocks=blocks,
-        register=register,
-        reports=Reports(
-            member,
-            engine,
-            admission=admission,
-            take_over=take_over,
-            device=device,
-            metrics=metrics,
-            waits=register.registration.role is Role.PREFILL,
-            embedding=embedding,
-            orphans=orphans,
-            moving=lambda: writers.codecs.slowest_bytes_s,
-        ),
-        device=device,
-        tiering=tiering,
-    )
-
-
-def _hand_over(
-    peer: DecodePeer,
-    engine: Engine,
-    writers: WriterLinks,
-    *,
-    metrics: WorkerMetrics,
-    orphans: Orphans,
-    tiering: Tiering | None,
-) -> HandOver | EngineHandOver:
-    terms = engine.spec.hand_off
-    if terms is None:
-        return HandOver(peer, engine, writers, metrics=metrics, tiering=tiering)
-    return EngineHandOver(
-        peer, engine, terms, outgoing=writers.outgoing, metrics=metrics, orphans=orphans
-    )

@@ -34,12 +34,12 @@ class SchedulerSettings(ServiceSettings):
     75 min from when they were made, so more than an hour is of use to short answers only."""
     deployment_type: Literal["auto", "colocated", "dis-gpu", "dis-cpu", "dis-disk"] = "auto"
     """How KV gets from prefill to decode: in one worker, straight, by way of the decode worker's
-    host memory or of its disk. `auto` chooses by request (`policy/paths.py`). A tier that is full
-    or out of order is passed over; a request that names its own path goes by that."""
+    host memory or of its disk. `auto` chooses by request (`policy/paths.py`). Room to
+    park that is full or out of order is passed over; a request's own path goes before this."""
     ttft_slo_s: tuple[float, ...] = (0.0,)
     """`auto`: within which an answer should begin and go on, for every class or for three
     (interactive, standard, batch); 0: not said, then what cannot have a seat parks in the quickest
-    tier that has room."""
+    place that has room."""
 
     @property
     def path_rules(self) -> PathRules:

@@ -162,13 +162,13 @@ class Models:
                 del self._stale[model]
 
     async def _fetched(self, model: str) -> bytes | None:
-        """The bytes of a card. Building it has no deadline: given up, it would begin anew."""
+        """The bytes of a card. Raises `Transient`."""
         try:
             async with asyncio.timeout(self._load_s):
                 data = await self._bus.get_object(MODELS, subjects.escape(model))
         except TimeoutError as err:
             took_s, self._load_s = self._load_s, min(2 * self._load_s, _MOST_LOAD_S)
-            raise Transient(f"it did not come in {took_s:g} s") from err
+            raise Transient(f"no card of '{model}' from the bus within {took_s:g} s") from err
         self._load_s = _LOAD_S
         return data
 
@@ -177,6 +177,8 @@ class Models:
         data = await self._fetched(model)
         if data is None:
             return False
+        # No deadline from here on: what is given up is built to its end nevertheless, and the next
+        # try stands in line behind it. A machine that needs longer would never serve.
         card = self._parsers.applied(decode(data, ModelCard))
         loaded = self._loaded.get(model)
         if loaded is None or loaded.card != card:
