@@ -98,7 +98,9 @@ def going_on() -> Counter[str]:
     return Counter(name for name in names if name.startswith("Client."))
 
 
-ONE_CONNECTION = Counter({f"Client._{name}": 1 for name in ("read_loop", "ping_interval", "flusher")})
+ONE_CONNECTION = Counter(
+    {f"Client._{name}": 1 for name in ("read_loop", "ping_interval", "flusher")}
+)
 
 
 async def until(holds: Callable[[], Any]) -> None:
