@@ -290,7 +290,7 @@ async def test_a_ticket_whose_lease_is_over_is_refused(
 ) -> None:
     generation = a_generation("r1", prompt_ids=PROMPT)
     before = refused("ticket_expired")
-    async with a_decode_worker(link, lease_s=2.0) as (fleet, writer):
+    async with a_decode_worker(link, lease_s=5.0) as (fleet, writer):
         blocks = await writer.write(await writer.ticket(generation), generation)
         await fleet.until_load(lambda: fleet.loads["d1"].kv_tokens_used == 0)
         answer = await writer.hand_over(generation, blocks)

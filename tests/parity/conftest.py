@@ -1,8 +1,20 @@
 import pytest
 
-from diptych_bus.jetstream import buckets, bus, declaring, direct, objects, pulling, watching
+from diptych_bus.jetstream import (
+    buckets,
+    bus,
+    connection,
+    declaring,
+    direct,
+    objects,
+    pulling,
+    watching,
+)
 
 PATIENT_S = 60.0
+SETTLED_S = 10.0
+"""Until then a subscription is heard by the server, or nobody waits for it any more: shorter, since
+what a lost connection took along is waited for in vain."""
 
 
 @pytest.fixture(autouse=True)
@@ -19,3 +31,4 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         for name in names:
             monkeypatch.setattr(module, name, PATIENT_S)
+    monkeypatch.setattr(connection, "SETTLE_S", SETTLED_S)

@@ -155,13 +155,16 @@ async def test_a_killed_bus_leaves_without_a_word() -> None:
         await gateway.request("job.w", beat(0), Beat, timeout_s=0.05)
 
 
-async def heard_with(faults: Faults, count: int = 400) -> list[int]:
+async def heard_with(faults: Faults, count: int = 400, *, at_least: int = 0) -> list[int]:
     broker = MemoryBroker(faults=faults)
     bus = broker.connect("b")
     counts: list[int] = []
     await bus.subscribe("beat.*", lambda d: counts.append(d.decode(Beat).count))
     for n in range(count):
         await bus.publish("beat.a", beat(n))
+    async with asyncio.timeout(60):
+        while len(counts) < at_least:
+            await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
     await rounds()  # what was due together with our waking
     await bus.close()
@@ -176,8 +179,9 @@ async def test_dropped_messages_follow_the_seed() -> None:
 
 
 async def test_duplicates_and_delays() -> None:
-    doubled = await heard_with(Faults(Random(7), duplicate_frac=0.5))
-    reordered = await heard_with(Faults(Random(7), delay_frac=0.5, delay_s=0.02))
+    doubled = await heard_with(Faults(Random(7), duplicate_frac=0.5), at_least=400)
+    late = Faults(Random(7), delay_frac=0.5, delay_s=0.02)
+    reordered = await heard_with(late, at_least=400)
 
     assert set(doubled) == set(range(400))
     assert len(doubled) > 500

@@ -143,6 +143,7 @@ async def test_a_server_that_leaves_in_place_of_its_first_answer_is_asked_again(
         server.drop()
         await until(lambda: heard.back)
         assert client.is_connected
+        assert not client.gave_up
         assert heard.errors.count("nats: the server left without a word") == 3
         await until(lambda: going_on() == ONE_CONNECTION)
 
@@ -160,6 +161,7 @@ async def test_a_bug_while_it_connects_again_ends_it_and_is_no_standstill(
     server.drop()
     async with asyncio.timeout(60):
         assert isinstance(await connection.lifetime.closed, BusAway)
+    assert connection.client.gave_up
     assert isinstance(connection.client._reconnection_task.exception(), RuntimeError)
     await connection.close()
 

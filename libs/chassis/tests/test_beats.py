@@ -7,6 +7,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from diptych_chassis import beats
 from diptych_chassis.beats import BeatThread
 from diptych_chassis.vitals import Readiness, Vitals
 from diptych_contracts.fleet import Beat
@@ -132,6 +133,46 @@ async def test_it_waits_for_a_server_that_comes_later(bus: GuardedNats) -> None:
     finally:
         thread.stop()
         await bus.server.stop()
+
+
+class Fragile:
+    """A client: the first one loses its connection after a beat, and tries no more."""
+
+    made: "list[Fragile]"
+
+    def __init__(self, _access: object) -> None:
+        self.made.append(self)
+        self.sent = 0
+
+    async def connect_as(self, _url: str, **_options: object) -> None:
+        pass
+
+    @property
+    def gave_up(self) -> bool:
+        return self is self.made[0] and self.sent > 0
+
+    @property
+    def is_connected(self) -> bool:
+        return not self.gave_up
+
+    async def publish(self, _subject: str, _data: bytes) -> None:
+        self.sent += 1
+
+    async def close(self) -> None:
+        pass
+
+
+async def test_a_client_that_gave_up_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a process that lives would be silent for good, and be taken for dead."""
+    Fragile.made = []
+    monkeypatch.setattr(beats, "IdentifiedClient", Fragile)
+    thread, _ = alone()
+    thread.start()
+    try:
+        await eventually(lambda: len(Fragile.made) == 2 and Fragile.made[1].sent > 1)
+    finally:
+        thread.stop()
+    assert Fragile.made[0].sent == 1
 
 
 def test_stopping_does_not_need_a_server() -> None:

@@ -244,7 +244,7 @@ def test_a_frozen_reader_fails_the_transfer_and_hears_of_it_when_it_thaws(
     make: Make, written: int
 ) -> None:
     """Over shared memory a frozen reader is still written to: beats and the hand-over notice it."""
-    pair = make(stall_s=0.5)
+    pair = make(stall_s=2.0)
     pair.open("r1")
     pair.write("r1", range(written), "A")
     until(lambda: pair.writer.ask("look")["unfinished"] == 0)

@@ -494,7 +494,8 @@ def test_close_leaves_neither_file_nor_descriptor(make_reader: Make, tmp_path: P
     reader.incoming.release(ticket.transfer_id)
     del array, blocks
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    # Never fewer by this: but what tests before left to a thread may be closed only now.
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_every_transfer_is_told_of_until_its_slots_are_free(reader: Any) -> None:

@@ -242,7 +242,7 @@ def test_a_witness_keeps_no_descriptor_of_the_dead(tmp_path: Path) -> None:
 
     assert len(os.listdir("/proc/self/fd")) <= before + 1
     witness.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # Other users of this machine

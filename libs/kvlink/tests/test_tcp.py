@@ -32,7 +32,7 @@ from diptych_testkit.ports import free_port
 
 READER, WRITER = "decode-worker-1", Incarnation("prefill-worker-1")
 SHAPE = PoolShape(slots=4, slot_bytes=50_000)
-STALL_S = 0.4
+STALL_S = 1.0
 """Where a stall is the point; elsewhere a busy machine must not look like one."""
 HANGS_S = 60.0
 test_is_over = threading.Event()

@@ -13,7 +13,6 @@ from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar
 
-from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
 from diptych_bus.access import Access
@@ -124,7 +123,9 @@ class BeatThread:
                     await client.flush(_LAST_S)
             await client.close()
 
-    async def _send(self, client: Client) -> None:
+    async def _send(self, client: IdentifiedClient) -> None:
+        if client.gave_up:
+            raise ConnectionError("another connection is needed")
         if not client.is_connected:
             return
         self._count += 1

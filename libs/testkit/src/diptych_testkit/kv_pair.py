@@ -4,6 +4,7 @@ What the bus would carry (reservations, hand-overs, releases, cancels) is carrie
 either end can be killed or frozen between any two steps of a transfer.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -81,9 +82,12 @@ class Peer:
             until(lambda: set(self._states()) == {"T"})
 
     def _states(self) -> list[str]:
-        """Of each thread, as the kernel has it."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
-        return [task.read_text().rpartition(")")[2].split()[0] for task in tasks]
+        """Of each thread, as the kernel has it; one that ends meanwhile has none."""
+        states = []
+        for task in Path(f"/proc/{self.process.pid}/task").glob("*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                states.append(task.read_text().rpartition(")")[2].split()[0])
+        return states
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone. Idempotent."""

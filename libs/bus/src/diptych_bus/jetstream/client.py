@@ -42,6 +42,13 @@ class IdentifiedClient(Client):
         self.refusals = 0
         """How often the server did not believe it since it last did."""
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether it is not connected, and nobody tries any more."""
+        healing = self._reconnection_task
+        ended: bool = self.is_closed or (healing is not None and healing.done())
+        return ended and not self.is_connected
+
     async def connect_as(self, url: str, **options: Any) -> None:
         """As `connect`, with the identity."""
         await self.connect(url, **_identified(self._access), **options)

@@ -282,8 +282,7 @@ class Connection:
             elif now_s - refused_since_s > REFUSED_S:
                 text = f"the bus at {self._url} refuses this process's identity: {self._last_error}"
                 self.lifetime.end(Transient(text))
-            task = self.client._reconnection_task
-            if not self.client.is_connected and task is not None and task.done():
+            if self.client.gave_up:
                 self.lifetime.end(BusAway(f"reconnecting to {self._url} ended: {self._last_error}"))
 
     async def _on_error(self, err: Exception) -> None:
