@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from diptych_contracts.errors import EngineGone, Incompatible, Permanent, Refused
+from diptych_contracts.fleet import Role
 from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Grammar, Sampling, Stopping
+from diptych_engine.adapters import AdapterSettings
 from diptych_engine.port import Phase
 from diptych_engine.sglang.engine import SglangEngine, make
 from diptych_engine.sglang.options import SglangOptions
@@ -48,10 +50,16 @@ def fleet() -> Iterator[Fleet]:
     assert [fault for server in found.servers for fault in server.faults] == []
 
 
+def settings_of(server: FakeSglang) -> AdapterSettings:
+    """Settings of the worker that belongs in front of `server`."""
+    role = Role.PREFILL if server.habits.mode == "prefill" else Role.DECODE
+    return adapter_settings("sglang", server.url, role=role)
+
+
 @asynccontextmanager
 async def adapter(server: FakeSglang, **options: object) -> AsyncIterator[SglangEngine]:
     values = SglangOptions(**({"start_s": 5.0} | options))  # type: ignore[arg-type]
-    engine = SglangEngine(adapter_settings("sglang", server.url), values)
+    engine = SglangEngine(settings_of(server), values)
     try:
         await engine.start()
         yield engine
@@ -228,7 +236,7 @@ async def test_a_decode_that_is_rejected_leaves_prefill_to_be_cancelled(fleet: F
         leg.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leg.task
-        assert prefill.aborted == {"r1.1"}
+        assert prefill.aborted == {"r1.1."}
         await _until(lambda: prefill.running == 0)
         assert fleet.bootstrap.holding() == 0
 
@@ -255,7 +263,7 @@ async def test_a_cancelled_answer_is_aborted_by_name(fleet: Fleet) -> None:
         await leg.task
         decode = fleet.servers[2]
         assert isinstance(decode, FakeSglang)
-        assert decode.aborted == {"r1.1"}
+        assert decode.aborted == {"r1.1."}
         await _until(lambda: decode.running == 0)
 
 
@@ -302,7 +310,7 @@ async def test_what_cannot_serve_says_so_at_the_start(fleet: Fleet) -> None:
 
 
 async def _started(server: FakeSglang) -> SglangEngine:
-    engine = SglangEngine(adapter_settings("sglang", server.url), SglangOptions(start_s=60.0))
+    engine = SglangEngine(settings_of(server), SglangOptions(start_s=60.0))
     await engine.start()
     return engine
 

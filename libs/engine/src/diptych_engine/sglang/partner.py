@@ -24,7 +24,7 @@ class Partner:
 
     def __init__(self, url: str, *, api_key: str, rooms: Rooms) -> None:
         self.rooms = rooms
-        self._http = EngineHttp(url, api_key=api_key)
+        self._http = EngineHttp(url, api_key=api_key, setting="prefill_url")
 
     @asynccontextmanager
     async def leg(self, path: str, body: bytes, name: str, silence_s: float) -> AsyncIterator[None]:
