@@ -13,6 +13,7 @@ from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Grammar, Sampling, Stopping
 from diptych_engine.adapters import AdapterSettings
+from diptych_engine.over_http import client
 from diptych_engine.port import Phase
 from diptych_engine.sglang.engine import SglangEngine, make
 from diptych_engine.sglang.options import SglangOptions
@@ -102,9 +103,12 @@ async def test_both_legs_meet_and_decode_answers(fleet: Fleet, *, cumulative: bo
         assert fleet.bootstrap.holding() == 0
 
 
-async def test_sixty_four_pairs_at_once(fleet: Fleet) -> None:
+async def test_sixty_four_pairs_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CONNECT_S", 600.0)  # servers of this very process, on a busy day
     prompts = [tuple(range(n + 1, n + 20)) for n in range(64)]
-    async with pair(fleet) as (one, other):
+    patient = {"silence_s": 600.0, "start_s": 600.0}
+    prefill, decode = fleet.begin("prefill"), fleet.begin("decode")
+    async with adapter(prefill, **patient) as one, adapter(decode, **patient) as other:
 
         async def answered(n: int) -> list[int]:
             leg = Prefill(one, request_id=f"r{n}", prompt_ids=prompts[n])
@@ -248,8 +252,10 @@ async def test_a_prefill_that_is_aborted_fails_decode(fleet: Fleet) -> None:
         answer = asyncio.create_task(answer_of(other, work))
         await _until(lambda: len(fleet.bootstrap.rooms) == 1)
         leg.task.cancel()
-        for server in fleet.servers[1:]:
-            server.habits.hangs = False  # type: ignore[attr-defined]
+        await asyncio.gather(leg.task, return_exceptions=True)
+        prefill, decode = fleet.servers[1:]
+        await _until(lambda: prefill.running == 0)  # type: ignore[attr-defined]
+        decode.habits.hangs = False  # type: ignore[attr-defined]
         with pytest.raises((EngineGone, Refused)):
             await answer
 
@@ -290,6 +296,24 @@ async def test_health_has_a_token_made(fleet: Fleet) -> None:
     async with adapter(server, probe_s=0.0) as engine:
         await engine.health()
         assert server.asked[-1][0] == "health_generate"
+
+
+@pytest.mark.parametrize("habit", [{"reject": 500}, {"die_after": 0}])
+async def test_a_partner_that_fails_is_no_wait_for_its_room(
+    fleet: Fleet, habit: dict[str, int]
+) -> None:
+    """Decode waits where prefill never comes, for as long as it is let."""
+    prefill, decode = fleet.begin("prefill"), fleet.begin("decode")
+    asked = {"prefill_url": prefill.url, "bootstrap_port": fleet.bootstrap.port}
+    async with adapter(decode, silence_s=3600.0, **asked) as engine:
+        if "reject" in habit:
+            prefill.habits.reject = habit["reject"]
+        else:
+            prefill.die()
+        async with asyncio.timeout(60):
+            with pytest.raises((EngineGone, Refused)):
+                await answer_of(engine, a_work())
+        await _until(lambda: decode.running == 0)
 
 
 async def test_servers_without_metrics_are_served(fleet: Fleet) -> None:

@@ -230,7 +230,7 @@ async def test_a_body_that_the_schema_refuses_is_the_requests_fault() -> None:
 
 
 async def test_sixty_four_at_once() -> None:
-    async with pair_of() as pair:
+    async with pair_of(connect_s=600.0, stall_s=600.0) as pair:
 
         async def one(n: int) -> None:
             prompt = [n + 1, *PROMPT]

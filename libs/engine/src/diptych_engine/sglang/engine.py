@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -221,7 +222,13 @@ class SglangEngine:
         if self._partner is None or work.hand_off is not None:
             return nullcontext()
         silence_s = self._options.silence_s + self._options.meeting_s
-        return self._partner.leg(GENERATE, self._question(work, room), rid(work), silence_s)
+        name = rid(work)
+        return self._partner.leg(
+            self._question(work, room),
+            name,
+            silence_s=silence_s,
+            failed=partial(self._abort, name),
+        )
 
     def _question(self, work: SequenceWork, room: Room | None) -> bytes:
         salt = self._salts.salt(work.tenant) if work.tenant else ""
