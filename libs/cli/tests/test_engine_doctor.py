@@ -8,6 +8,7 @@ from diptych_engine import examining
 from diptych_engine.examining import Examined, examine
 from diptych_engine.tensorrt_llm import examining as trtllm_examining
 from diptych_testkit import fake_tensorrt_llm as fake
+from diptych_testkit.fake_engines.vllm import FakeVllm, VllmHabits
 from diptych_testkit.fake_trtllm_serve import FakeServe
 
 
@@ -54,6 +55,27 @@ async def test_a_server_tells_its_version(version: str, grade: str) -> None:
         ("version", "fine"),
         ("contract", grade),
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "grade"), [("0.9.1", "missing"), ("0.32.0", "fine"), ("9.0.0", "note")]
+)
+async def test_a_version_is_judged_as_the_worker_will(version: str, grade: str) -> None:
+    server = FakeVllm(habits=VllmHabits(version=version))
+    server.start()
+    try:
+        found = [f async for f in examine(Examined("vllm", server.url))]
+    finally:
+        server.stop()
+    assert [(f.about, f.grade) for f in found][-1] == ("contract", grade)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "http://[::1", "http://u:secret@h:1"])
+async def test_a_url_that_is_none_is_said_in_one_line(url: str) -> None:
+    (found,) = [f async for f in examine(Examined("vllm", url))]
+    assert found.grade == "missing"
+    assert found.found.startswith("--url: expected http://host:port")
+    assert "secret" not in found.found
 
 
 @pytest.mark.parametrize(("url", "says"), [("", "--url URL"), ("http://127.0.0.1:9", "start it")])

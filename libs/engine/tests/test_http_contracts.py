@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from diptych_contracts.errors import DiptychError
+from diptych_contracts.fleet import Role
 from diptych_engine.over_http.contract import Contract, Field, faults
 from diptych_engine.port import Phase
 from diptych_engine.sglang.contract import CONTRACT as SGLANG
@@ -93,9 +94,10 @@ async def _sglang(contract: Contract) -> list[str]:
         server.start()
     engines = [
         SglangEngine(
-            adapter_settings("sglang", server.url), SglangOptions(start_s=0.1, silence_s=5.0)
+            adapter_settings("sglang", server.url, role=role),
+            SglangOptions(start_s=0.1, silence_s=5.0),
         )
-        for server in servers
+        for server, role in zip(servers, (Role.PREFILL, Role.DECODE), strict=True)
     ]
     try:
         for engine in engines:

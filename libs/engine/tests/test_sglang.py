@@ -8,9 +8,12 @@ import msgspec
 import pytest
 
 from diptych_contracts.errors import EngineGone, Incompatible, Permanent, Refused
+from diptych_contracts.fleet import Role
 from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Grammar, Sampling, Stopping
+from diptych_engine.adapters import AdapterSettings
+from diptych_engine.over_http import client
 from diptych_engine.port import Phase
 from diptych_engine.sglang.engine import SglangEngine, make
 from diptych_engine.sglang.options import SglangOptions
@@ -48,10 +51,16 @@ def fleet() -> Iterator[Fleet]:
     assert [fault for server in found.servers for fault in server.faults] == []
 
 
+def settings_of(server: FakeSglang) -> AdapterSettings:
+    """Settings of the worker that belongs in front of `server`."""
+    role = Role.PREFILL if server.habits.mode == "prefill" else Role.DECODE
+    return adapter_settings("sglang", server.url, role=role)
+
+
 @asynccontextmanager
 async def adapter(server: FakeSglang, **options: object) -> AsyncIterator[SglangEngine]:
     values = SglangOptions(**({"start_s": 5.0} | options))  # type: ignore[arg-type]
-    engine = SglangEngine(adapter_settings("sglang", server.url), values)
+    engine = SglangEngine(settings_of(server), values)
     try:
         await engine.start()
         yield engine
@@ -94,9 +103,12 @@ async def test_both_legs_meet_and_decode_answers(fleet: Fleet, *, cumulative: bo
         assert fleet.bootstrap.holding() == 0
 
 
-async def test_sixty_four_pairs_at_once(fleet: Fleet) -> None:
+async def test_sixty_four_pairs_at_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CONNECT_S", 600.0)  # servers of this very process, on a busy day
     prompts = [tuple(range(n + 1, n + 20)) for n in range(64)]
-    async with pair(fleet) as (one, other):
+    patient = {"silence_s": 600.0, "start_s": 600.0}
+    prefill, decode = fleet.begin("prefill"), fleet.begin("decode")
+    async with adapter(prefill, **patient) as one, adapter(decode, **patient) as other:
 
         async def answered(n: int) -> list[int]:
             leg = Prefill(one, request_id=f"r{n}", prompt_ids=prompts[n])
@@ -228,7 +240,7 @@ async def test_a_decode_that_is_rejected_leaves_prefill_to_be_cancelled(fleet: F
         leg.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leg.task
-        assert prefill.aborted == {"r1.1"}
+        assert prefill.aborted == {"r1.1."}
         await _until(lambda: prefill.running == 0)
         assert fleet.bootstrap.holding() == 0
 
@@ -240,8 +252,10 @@ async def test_a_prefill_that_is_aborted_fails_decode(fleet: Fleet) -> None:
         answer = asyncio.create_task(answer_of(other, work))
         await _until(lambda: len(fleet.bootstrap.rooms) == 1)
         leg.task.cancel()
-        for server in fleet.servers[1:]:
-            server.habits.hangs = False  # type: ignore[attr-defined]
+        await asyncio.gather(leg.task, return_exceptions=True)
+        prefill, decode = fleet.servers[1:]
+        await _until(lambda: prefill.running == 0)  # type: ignore[attr-defined]
+        decode.habits.hangs = False  # type: ignore[attr-defined]
         with pytest.raises((EngineGone, Refused)):
             await answer
 
@@ -255,7 +269,7 @@ async def test_a_cancelled_answer_is_aborted_by_name(fleet: Fleet) -> None:
         await leg.task
         decode = fleet.servers[2]
         assert isinstance(decode, FakeSglang)
-        assert decode.aborted == {"r1.1"}
+        assert decode.aborted == {"r1.1."}
         await _until(lambda: decode.running == 0)
 
 
@@ -284,6 +298,24 @@ async def test_health_has_a_token_made(fleet: Fleet) -> None:
         assert server.asked[-1][0] == "health_generate"
 
 
+@pytest.mark.parametrize("habit", [{"reject": 500}, {"die_after": 0}])
+async def test_a_partner_that_fails_is_no_wait_for_its_room(
+    fleet: Fleet, habit: dict[str, int]
+) -> None:
+    """Decode waits where prefill never comes, for as long as it is let."""
+    prefill, decode = fleet.begin("prefill"), fleet.begin("decode")
+    asked = {"prefill_url": prefill.url, "bootstrap_port": fleet.bootstrap.port}
+    async with adapter(decode, silence_s=3600.0, **asked) as engine:
+        if "reject" in habit:
+            prefill.habits.reject = habit["reject"]
+        else:
+            prefill.die()
+        async with asyncio.timeout(60):
+            with pytest.raises((EngineGone, Refused)):
+                await answer_of(engine, a_work())
+        await _until(lambda: decode.running == 0)
+
+
 async def test_servers_without_metrics_are_served(fleet: Fleet) -> None:
     async with adapter(fleet.begin(metrics=False)) as engine:
         assert (await engine.stats()).running is None
@@ -302,7 +334,7 @@ async def test_what_cannot_serve_says_so_at_the_start(fleet: Fleet) -> None:
 
 
 async def _started(server: FakeSglang) -> SglangEngine:
-    engine = SglangEngine(adapter_settings("sglang", server.url), SglangOptions(start_s=60.0))
+    engine = SglangEngine(settings_of(server), SglangOptions(start_s=60.0))
     await engine.start()
     return engine
 

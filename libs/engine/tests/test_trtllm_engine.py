@@ -381,7 +381,7 @@ def test_ids_are_the_vendors_layout(process_ids: bool) -> None:
     bits = 10 if process_ids else 12
     assert {number >> bits & (0x3FFF if process_ids else 0x3FF) for number in made} == {5}
     assert all(0 < number + MIN_ID <= MAX_ID for number in made)
-    with pytest.raises(ValueError, match="machine_id"):
+    with pytest.raises(Permanent, match="machine_id"):
         RequestIds(process_ids=process_ids, machine=1 << 14)
 
 

@@ -79,6 +79,15 @@ def ids(deltas: list[TokenDelta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
+async def test_no_proxy_of_the_environment_sees_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    async with pair_of() as pair:
+        assert ids(await told(pair.decode, work(PROMPT))) == toy_answer(PROMPT, 8)
+
+
 @pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
 @pytest.mark.parametrize("repeats_first", [True, False])
 async def test_a_handed_over_answer_is_that_of_one_engine(
@@ -221,7 +230,7 @@ async def test_a_body_that_the_schema_refuses_is_the_requests_fault() -> None:
 
 
 async def test_sixty_four_at_once() -> None:
-    async with pair_of() as pair:
+    async with pair_of(connect_s=600.0, stall_s=600.0) as pair:
 
         async def one(n: int) -> None:
             prompt = [n + 1, *PROMPT]

@@ -11,6 +11,7 @@ from diptych_contracts.errors import EngineGone, Permanent, Refused
 from diptych_contracts.handoffs import FirstToken
 from diptych_contracts.journal import EndReason
 from diptych_contracts.sampling import Grammar, Sampling, Stopping
+from diptych_engine.over_http import client
 from diptych_engine.over_http.resuming import seed_after
 from diptych_engine.port import Phase
 from diptych_engine.vllm.engine import VllmEngine, make
@@ -287,9 +288,10 @@ async def test_a_cancelled_prefill_keeps_nothing(start: Start) -> None:
         assert server.nixl.pinned() == 0
 
 
-async def test_sixty_four_answers_at_once(start: Start) -> None:
+async def test_sixty_four_answers_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "CONNECT_S", 600.0)  # a server of this very process, on a busy day
     prompts = [tuple(range(n + 1, n + 20)) for n in range(64)]
-    async with adapter(start(step_s=0.001)) as engine:
+    async with adapter(start(step_s=0.001), silence_s=600.0) as engine:
         works = [a_work(request_id=f"r{n}", prompt_ids=p) for n, p in enumerate(prompts)]
         answers = await asyncio.gather(*(answer_of(engine, work) for work in works))
     assert answers == [toy_answer(prompt, 8) for prompt in prompts]

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
+import msgspec
+
+from diptych_contracts.errors import Permanent
 from diptych_engine.adapters import ADAPTERS
+from diptych_engine.over_http.addresses import http_url
+from diptych_engine.over_http.contract import Contract, version_key
+from diptych_engine.over_http.reading import from_json
 
 TIMEOUT_S = 5.0
 
@@ -42,10 +48,16 @@ EXAMINERS: Mapping[str, str] = {
 HTTP_PATHS: Mapping[str, tuple[str, str]] = {
     "trtllm_serve": ("/health", "/version"),
     "vllm": ("/health", "/version"),
-    "sglang": ("/health", "/server_info"),
+    "sglang": ("/health", "/get_server_info"),
     "triton": ("/v2/health/ready", "/v2"),
 }
 """Where health and version stand, by engine name."""
+
+CONTRACTS: Mapping[str, str] = {
+    "vllm": "diptych_engine.vllm.contract:CONTRACT",
+    "sglang": "diptych_engine.sglang.contract:CONTRACT",
+}
+"""Of the engines whose contract names the versions it was read in: `module:name`."""
 
 
 def known() -> list[str]:
@@ -81,7 +93,12 @@ async def _over_http(examined: Examined, health: str, version: str) -> AsyncIter
             "httpx", "not installed", "missing", f"pip install 'diptych[{examined.name}]'"
         )
         return
-    async with httpx.AsyncClient(base_url=examined.url, timeout=TIMEOUT_S) as client:
+    try:
+        url = http_url(examined.url, "--url")
+    except Permanent as err:
+        yield EngineFinding(examined.name, str(err), "missing", "say where it listens: --url URL")
+        return
+    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
         try:
             answer = await client.get(health)
         except httpx.HTTPError as err:
@@ -93,8 +110,8 @@ async def _over_http(examined: Examined, health: str, version: str) -> AsyncIter
             "healthy", f"{health} answers {answer.status_code}", "fine" if healthy else "missing"
         )
         try:
-            told: Any = (await client.get(version)).json()
-        except (httpx.HTTPError, ValueError) as err:
+            told: Any = from_json((await client.get(version)).content)
+        except (httpx.HTTPError, msgspec.DecodeError) as err:
             yield EngineFinding("version", f"{version} tells none: {err}", "note")
             return
         found = str(told.get("version", "")) if isinstance(told, dict) else ""
@@ -103,6 +120,20 @@ async def _over_http(examined: Examined, health: str, version: str) -> AsyncIter
         )
         if found and examined.name == "trtllm_serve":
             yield _within_contract(found)
+        elif found and (where := CONTRACTS.get(examined.name)) is not None:
+            module, _, name = where.partition(":")
+            yield _since_contract(getattr(import_module(module), name), found)
+
+
+def _since_contract(contract: Contract, version: str) -> EngineFinding:
+    """Whether `version` has what the adapter asks for: what its start looks at too."""
+    least, newest = contract.versions
+    grade: Literal["fine", "note", "missing"] = "fine"
+    if version_key(version) < version_key(least):
+        grade = "missing"
+    elif version_key(version)[:2] > version_key(newest)[:2]:
+        grade = "note"
+    return EngineFinding("contract", f"{version}, read in {least} to {newest}", grade)
 
 
 def _within_contract(version: str) -> EngineFinding:

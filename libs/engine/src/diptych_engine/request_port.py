@@ -26,6 +26,9 @@ class TokenDelta(NamedTuple):
     """Prompt tokens whose KV the engine had; None: not said."""
     accepted_drafts: int = 0
     """How many of `token_ids` came from accepted drafts."""
+    recounted: bool = False
+    """Whether these are not the engine's own tokens but its text's: then it may have counted as far
+    as it was asked to before they are as many."""
 
 
 @dataclass(frozen=True, slots=True)

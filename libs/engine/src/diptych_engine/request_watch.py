@@ -86,6 +86,8 @@ class Watch:
             return EngineGone(f"no answer to a probe within {self._times.answer_s} s")
         except EngineGone as err:
             return err
+        except DiptychError as err:  # a server of another kind there, a proxy that is full
+            return EngineGone(f"no answer to a probe: {err}")
         return None
 
     async def load(self) -> None:

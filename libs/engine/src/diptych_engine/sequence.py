@@ -171,7 +171,8 @@ class LiveSequence:
                 break
         taken = len(self.tokens) - len(self.work.prompt_ids) - index
         reason = reason or delta.finish
-        if reason is EndReason.LENGTH and self.left > 0 and not self._ends_at_context:
+        counted = not (self._ends_at_context or delta.recounted)
+        if reason is EndReason.LENGTH and self.left > 0 and counted:
             raise Refused(BROKEN, f"the engine ended the answer {self.left} tokens too early")
         return NewTokens(
             self.work.key, index, delta.token_ids[:taken], reason, delta.logprobs[:taken]

@@ -1,5 +1,6 @@
 """Numbers from a Prometheus page, summed over labels: an engine has one series per rank."""
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -7,7 +8,10 @@ _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
 def totals(page: str, prefix: str) -> dict[str, float]:
-    """The sum of each metric whose name begins with `prefix`, without a counter's `_total`."""
+    """The sum of each metric whose name begins with `prefix`, without a counter's `_total`.
+
+    Finite numbers only.
+    """
     sums: dict[str, float] = {}
     for line in page.splitlines():
         if not line.startswith(prefix):
@@ -17,6 +21,8 @@ def totals(page: str, prefix: str) -> dict[str, float]:
         try:
             number = float(value[0])
         except (IndexError, ValueError):
+            continue
+        if not math.isfinite(number):  # a quotient of nothing: it says nothing
             continue
         name = name.removesuffix("_total")
         sums[name] = sums.get(name, 0.0) + number

@@ -1,12 +1,16 @@
 """Whether an engine behind HTTP still works, and not only its web server."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from diptych_contracts.errors import DiptychError, EngineGone, Refused
+from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refused
+from diptych_engine.over_http.refusals import KeyRefused
+
+log = logging.getLogger("diptych.engine")
 
 T = TypeVar("T")
 RETRY_S = 0.5
@@ -15,15 +19,22 @@ RETRY_S = 0.5
 async def until_ready(ask: Callable[[], Awaitable[T]], *, within_s: float) -> T:
     """What `ask` gives once it does: a server that starts is away, or says 503.
 
+    What it waits for is logged once, and again when it changes.
+
     Raises:
         EngineGone: it was not ready within `within_s`.
-        Permanent: as `ask` does.
+        Permanent: as `ask` does, and where the server wants another key.
     """
-    give_up_s = time.monotonic() + within_s
+    give_up_s, told = time.monotonic() + within_s, ""
     while True:
         try:
             return await ask()
+        except KeyRefused as err:
+            raise Permanent(f"{err}; expected it to take the option 'api_key'") from err
         except (EngineGone, Refused) as err:
+            if str(err) != told:
+                told = str(err)
+                log.info("engine_not_ready", extra={"error": told})
             if time.monotonic() + RETRY_S > give_up_s:
                 raise EngineGone(f"not ready within {within_s} s: {err}") from err
         await asyncio.sleep(RETRY_S)

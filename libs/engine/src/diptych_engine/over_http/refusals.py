@@ -7,10 +7,16 @@ import msgspec
 
 from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refused
 from diptych_contracts.jobs import RefusalReason
+from diptych_engine.over_http.reading import from_json
 
 _MAX_TEXT = 300
 _OURS = {400, 405, 413, 422}
 _BUSY = {408, 429, 503}
+_KEY = {401, 403}
+
+
+class KeyRefused(EngineGone):
+    """An engine wants another key than the one we have."""
 
 
 def refusal(status: int, body: bytes) -> DiptychError:
@@ -27,12 +33,14 @@ def refusal(status: int, body: bytes) -> DiptychError:
         return Refused(RefusalReason.NO_ROOM, said)
     if status == HTTPStatus.NOT_FOUND:
         return Refused(RefusalReason.WRONG_MODEL, said)
+    if status in _KEY:
+        return KeyRefused(said)
     return EngineGone(said)
 
 
 def _told(body: bytes) -> tuple[int | None, str]:
     try:
-        told: Any = msgspec.json.decode(body)
+        told: Any = from_json(body)
     except msgspec.DecodeError:
         return None, body[:_MAX_TEXT].decode(errors="replace")
     if isinstance(told, dict):

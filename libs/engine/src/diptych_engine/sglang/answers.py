@@ -11,6 +11,7 @@ import msgspec
 from diptych_contracts.errors import DiptychError, EngineGone, Refused
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import Chances, EndReason
+from diptych_engine.over_http.reading import from_json
 from diptych_engine.over_http.refusals import refusal
 from diptych_engine.request_port import TokenDelta
 
@@ -53,7 +54,7 @@ class Answer(msgspec.Struct):
 def read_answer(data: bytes) -> Answer:
     """Raises `EngineGone` if it has another form, or tells of a failure as `Answer.failure`."""
     try:
-        answer = msgspec.json.decode(data, type=Answer)
+        answer: Answer = from_json(data, Answer)
     except msgspec.DecodeError as err:
         raise EngineGone(f"SGLang's answer: {err}") from err
     if (failure := answer.failure()) is not None:

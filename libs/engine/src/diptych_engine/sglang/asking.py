@@ -16,8 +16,11 @@ _ALL = -1
 
 
 def rid(work: SequenceWork) -> str:
-    """What SGLang calls the attempt, at both servers."""
-    return f"{work.key.request_id}.{work.key.attempt}"
+    """What SGLang calls the attempt, at both servers.
+
+    It aborts whatever *begins* with a name: without its end, attempt 1 would take 10 along.
+    """
+    return f"{work.key.request_id}.{work.key.attempt}."
 
 
 def question(work: SequenceWork, eos_ids: tuple[int, ...], salt: str, room: Room | None) -> bytes:

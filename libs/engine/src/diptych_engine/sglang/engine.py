@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -18,10 +19,12 @@ from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refuse
 from diptych_contracts.handoffs import EngineHandOff, FirstToken, HandOffTerms
 from diptych_contracts.jobs import RefusalReason
 from diptych_engine.adapters import AdapterSettings
+from diptych_engine.over_http.addresses import bracketed, http_url
 from diptych_engine.over_http.client import EngineHttp
 from diptych_engine.over_http.contract import see_version
 from diptych_engine.over_http.exposition import totals
 from diptych_engine.over_http.liveness import Liveness, until_ready
+from diptych_engine.over_http.reading import from_json
 from diptych_engine.over_http.salts import Salts
 from diptych_engine.port import EngineSpec, Phase, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
@@ -36,8 +39,12 @@ log = logging.getLogger("diptych.engine")
 
 ANSWER_S = 5.0
 BOOTSTRAP_PORT = 8998
+KEPT_TOKENS = 6
+"""Of its context, and of its cache, SGLang uses all but so many: a longer prompt is refused, and an
+answer that would go beyond ends some tokens early."""
 ROUTE = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 """503 until all ranks of prefill have registered."""
+# What each --disaggregation-mode does.
 _PHASES = {"null": {Phase.GENERATE}, "prefill": {Phase.PREFILL}, "decode": {Phase.DECODE}}
 
 
@@ -65,6 +72,8 @@ class SglangEngine:
     def __init__(self, settings: AdapterSettings, options: SglangOptions) -> None:
         if not settings.url:
             raise Permanent("engine 'sglang' needs engine_url: where its server listens")
+        if options.prefill_url:
+            http_url(options.prefill_url, "prefill_url")
         self._settings = settings
         self._options = options
         self._http = EngineHttp(settings.url, api_key=options.api_key)
@@ -82,7 +91,7 @@ class SglangEngine:
         see_version(CONTRACT, info.version)
         if info.disaggregation_transfer_backend == "fake" and info.disaggregation_mode != "null":
             raise Permanent("SGLang's transfer backend `fake` moves no KV")
-        self._phases = _PHASES.get(info.disaggregation_mode, set())
+        self._phases = self._phases_of(info.disaggregation_mode)
         self._describe(info)
         partner_url = self._options.prefill_url
         if Phase.PREFILL in self._phases:
@@ -94,13 +103,33 @@ class SglangEngine:
             self._phases = self._phases | {Phase.GENERATE}
         log.info("engine_found", extra={"engine": self.spec.engine, "url": self._http.url})
 
+    def _phases_of(self, mode: str) -> set[Phase]:
+        """What the server does.
+
+        Raises:
+            Permanent: nothing that is known, or nothing of what this worker is for.
+        """
+        phases, role = _PHASES.get(mode), self._settings.role.value
+        if phases is None:
+            known = ", ".join(_PHASES)
+            raise Permanent(
+                f"SGLang's --disaggregation-mode: expected one of {known}, got {mode!r}"
+            )
+        if mode not in ("null", role):
+            raise Permanent(
+                f"SGLang's --disaggregation-mode: expected {role} as this worker's role is, or "
+                f"null, got {mode}"
+            )
+        return phases
+
     async def _info(self) -> _Info:
         async def ask() -> _Info:
             told = await self._http.get("/get_server_info", within_s=ANSWER_S)
             try:
-                return msgspec.json.decode(told, type=_Info)
+                info: _Info = from_json(told, _Info)
             except msgspec.DecodeError as err:
                 raise Permanent(f"{self._http.url} is no SGLang this knows: {err}") from err
+            return info
 
         return await until_ready(ask, within_s=self._options.start_s)
 
@@ -110,7 +139,7 @@ class SglangEngine:
         see_host(host)
         port = options.bootstrap_port or told_port or BOOTSTRAP_PORT
         self._rooms = rooms = Rooms(host, port)
-        self._bootstrap = EngineHttp(f"http://{host}:{port}")
+        self._bootstrap = EngineHttp(f"http://{bracketed(host)}:{port}", setting="bootstrap_host")
         await until_ready(self._see_route, within_s=options.start_s)
         return rooms
 
@@ -127,12 +156,14 @@ class SglangEngine:
             pair_up_front=True,
         )
         page, dtype = info.page_size or 1, info.kv_cache_dtype
-        context = info.context_length or settings.card.context_tokens
+        context = settings.card.context_tokens
+        for most in (info.context_length, info.max_total_num_tokens):
+            context = min(context, most or context)
         self.spec = replace(
             self.spec,
             engine=f"sglang {info.version}",
             layout=settings.layout(block_tokens=page, dtype=dtype),
-            context_tokens=min(context, settings.card.context_tokens),
+            context_tokens=max(1, context - KEPT_TOKENS),
             kv_tokens=info.max_total_num_tokens or settings.kv_tokens,
             hand_off=None if info.disaggregation_mode == "null" else terms,
             unsupported=() if info.enable_deterministic_inference else ("seed",),
@@ -191,7 +222,13 @@ class SglangEngine:
         if self._partner is None or work.hand_off is not None:
             return nullcontext()
         silence_s = self._options.silence_s + self._options.meeting_s
-        return self._partner.leg(GENERATE, self._question(work, room), rid(work), silence_s)
+        name = rid(work)
+        return self._partner.leg(
+            self._question(work, room),
+            name,
+            silence_s=silence_s,
+            failed=partial(self._abort, name),
+        )
 
     def _question(self, work: SequenceWork, room: Room | None) -> bytes:
         salt = self._salts.salt(work.tenant) if work.tenant else ""

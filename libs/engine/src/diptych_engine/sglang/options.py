@@ -2,6 +2,8 @@
 
 import msgspec
 
+from diptych_engine.over_http.limits import Pause, Port, Seconds
+
 
 class SglangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One server, as it was started."""
@@ -10,17 +12,17 @@ class SglangOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`--api-key`."""
     bootstrap_host: str = ""
     """Where decode's server reaches prefill's bootstrap server; empty: the host of its URL."""
-    bootstrap_port: int = 0
+    bootstrap_port: Port = 0
     """`--disaggregation-bootstrap-port` of prefill; 0: what its server says, else 8998."""
     prefill_url: str = ""
     """Decode: a prefill server that its adapter may ask itself. A decode server computes no
     prompts, so without one it answers no request in one piece, none whose prefill worker is gone.
     """
-    start_s: float = 900.0
+    start_s: Pause = 900.0
     """How long the server may take to be ready: a large model takes minutes."""
-    silence_s: float = 120.0
+    silence_s: Seconds = 120.0
     """Longest time without a token before the server is given up."""
-    meeting_s: float = 30.0
+    meeting_s: Pause = 30.0
     """Prefill: how much longer it may take, since it waits for decode to come to its room."""
-    probe_s: float = 30.0
+    probe_s: Pause = 30.0
     """How often an idle server must make a token to be healthy."""

@@ -6,6 +6,7 @@ from random import Random, SystemRandom
 import msgspec
 
 from diptych_contracts.errors import Incompatible, Permanent
+from diptych_engine.over_http.reading import from_json
 
 FAKE_HOST = "2.2.2.2"
 """SGLang's own health checks and warm-up go there: a request that does is never computed."""
@@ -60,6 +61,7 @@ def to_opaque(room: Room) -> bytes:
 def from_opaque(data: bytes) -> Room:
     """The room of a hand-off. Raises `Incompatible` if it is none."""
     try:
-        return msgspec.json.decode(data, type=Room)
+        room: Room = from_json(data, Room)
     except msgspec.DecodeError as err:
         raise Incompatible(f"no room of SGLang: {err}") from err
+    return room

@@ -3,6 +3,7 @@
 from typing import Any
 
 from diptych_contracts.errors import Permanent
+from diptych_engine.over_http.resuming import seed_after
 from diptych_engine.port import SequenceWork
 
 MAX_SEED = (1 << 63) - 1
@@ -22,8 +23,12 @@ def left_of(work: SequenceWork) -> int:
 
     It counts prefill's token among decode's.
     """
-    given = len(work.answer_ids) - (work.hand_off is not None)
-    return work.stopping.max_tokens - given
+    return work.stopping.max_tokens - answered(work)
+
+
+def answered(work: SequenceWork) -> int:
+    """How many tokens of the answer the engine is given as if they were prompt."""
+    return len(work.answer_ids) - (work.hand_off is not None)
 
 
 def check_obeyed(work: SequenceWork, *, guided: bool) -> None:
@@ -41,7 +46,7 @@ def check_obeyed(work: SequenceWork, *, guided: bool) -> None:
         raise Permanent(f"grammar: TensorRT-LLM follows JSON schemas, not {grammar.kind}")
     if not guided:
         raise Permanent("grammar: this engine runs without guided decoding")
-    begun = len(work.answer_ids) - (work.hand_off is not None)
+    begun = answered(work)
     if begun > 0:  # its grammar would begin anew in the middle of the answer
         raise Permanent(f"grammar: TensorRT-LLM cannot go on after {begun} tokens of the answer")
 
@@ -62,7 +67,7 @@ def sampling_fields(work: SequenceWork, eos_ids: tuple[int, ...]) -> dict[str, A
         "temperature": sampling.temperature,
         "top_k": 1 if greedy else sampling.top_k,
         "top_p": sampling.top_p,
-        "seed": sampling.seed & MAX_SEED,
+        "seed": seed_after(sampling, answered(work)) & MAX_SEED,
         "ignore_eos": work.stopping.ignore_eos,
         "detokenize": False,
         "add_special_tokens": False,

@@ -267,6 +267,8 @@ class TrtLlmEngine:
                     seen += 1
                     for news in reader.read(event):
                         yield news
+            except DiptychError:  # an event that cannot be read: the engine itself lives
+                raise
             except Exception as err:
                 raise self._told(err) from err
             if not seen:

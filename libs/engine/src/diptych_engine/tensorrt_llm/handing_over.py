@@ -76,7 +76,7 @@ def opened(
     """
     try:
         envelope = msgspec.msgpack.decode(hand_off.opaque, type=Envelope)
-    except (msgspec.ValidationError, msgspec.DecodeError) as err:
+    except (msgspec.DecodeError, RecursionError) as err:
         raise Incompatible(f"the hand-off is none of TensorRT-LLM's: {err}") from err
     if envelope.engine_version != version:
         raise Incompatible(
@@ -94,9 +94,17 @@ def opened(
 
 
 def made(envelope: Envelope, package: Package, **changes: Any) -> Any:
-    """The engine's own object again, with `changes`."""
-    fields = {name: _whole(value, package) for name, value in envelope.fields.items()}
-    return package.DisaggregatedParams(**{**fields, **changes})
+    """The engine's own object again, with `changes`.
+
+    Raises:
+        Incompatible: its fields are not of the form they have here.
+    """
+    try:
+        fields = {name: _whole(value, package) for name, value in envelope.fields.items()}
+        return package.DisaggregatedParams(**{**fields, **changes})
+    except (TypeError, ValueError, RecursionError) as err:
+        what = f"{type(err).__name__}: {err}"[:200]
+        raise Incompatible(f"the hand-off cannot be made again: {what}") from err
 
 
 def _flat(value: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from diptych_contracts.errors import EngineGone
 from diptych_engine.request_port import KvCleared, KvEvent, KvRemoved, KvStored
 
 MAX_BLOCKS = 1 << 20
@@ -35,7 +36,17 @@ class KvEventReader:
         self._next_id: int | None = None
 
     def read(self, event: Mapping[str, Any]) -> list[KvEvent]:
-        """What `event` tells. Every key of it may be missing: then it tells nothing."""
+        """What `event` tells. Every key of it may be missing: then it tells nothing.
+
+        Raises:
+            EngineGone: it is of another form, so that no more of this engine's cache is known.
+        """
+        try:
+            return self._read(event)
+        except (AttributeError, LookupError, TypeError, ValueError) as err:
+            raise EngineGone(f"TensorRT-LLM's KV events: {err!r}"[:300]) from err
+
+    def _read(self, event: Mapping[str, Any]) -> list[KvEvent]:
         found: list[KvEvent] = []
         number = event.get("event_id")
         if isinstance(number, int):

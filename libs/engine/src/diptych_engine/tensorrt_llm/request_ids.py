@@ -10,6 +10,8 @@ import secrets
 import time
 from collections.abc import Callable
 
+from diptych_contracts.errors import Permanent
+
 MIN_ID = 1 << 40
 MAX_ID = (1 << 63) - 1
 
@@ -27,6 +29,9 @@ class RequestIds:
             one: of a hundred senders two then share it with a chance of 1 in 4, and they clash
             if both make the same count in the same millisecond.
         clock_ms: Milliseconds.
+
+    Raises:
+        Permanent: there is no such machine.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class RequestIds:
         self._machine_bits, self._count_bits = (14, 10) if process_ids else (10, 12)
         space = 1 << self._machine_bits
         if machine is not None and not 0 <= machine < space:
-            raise ValueError(f"machine_id: expected 0 to {space - 1}, got {machine}")
+            raise Permanent(f"machine_id: expected 0 to {space - 1}, got {machine}")
         self._machine = secrets.randbelow(space) if machine is None else machine
         self._clock_ms = clock_ms
         # From a random count, so that two that drew the same machine do not count in step.

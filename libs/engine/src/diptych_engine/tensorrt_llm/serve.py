@@ -15,6 +15,9 @@ import msgspec
 from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refused
 from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.journal import EndReason
+from diptych_engine.over_http.addresses import http_url
+from diptych_engine.over_http.events import events_of
+from diptych_engine.over_http.reading import from_json
 from diptych_engine.port import EngineSpec, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
 from diptych_engine.tensorrt_llm import handing_over
@@ -47,7 +50,7 @@ class TrtLlmServe:
 
     def __init__(self, served: Served, options: ServeOptions, *, url: str) -> None:
         self._served, self._options = served, options
-        self._url = url.rstrip("/")
+        self._url = http_url(url, "engine_url")
         self._model = served.checkpoint
         self._client: httpx.AsyncClient | None = None
         self._answered = asyncio.Event()
@@ -81,6 +84,7 @@ class TrtLlmServe:
             limits=limits,
             timeout=timeout,
             headers={"content-type": "application/json"},
+            trust_env=False,
         )
         try:
             async with asyncio.timeout(options.start_s):
@@ -114,9 +118,12 @@ class TrtLlmServe:
     async def _first_model(self) -> str:
         told = await self._json("GET", "/v1/models")
         models = told.get("data") if isinstance(told, dict) else None
-        if not models:
+        if not isinstance(models, list) or not models:
             raise Permanent(f"{self._url} serves no model")
-        return str(models[0]["id"])
+        name = models[0].get("id") if isinstance(models[0], dict) else None
+        if not isinstance(name, str):
+            raise Permanent(f"{self._url}/v1/models tells no model's id")
+        return name
 
     async def prefill(
         self, work: SequenceWork, offer: Callable[[EngineHandOff], None]
@@ -284,7 +291,7 @@ class TrtLlmServe:
         if response.status_code != 200:
             raise EngineGone(f"{self._url}{path} answers {response.status_code}")
         try:
-            return msgspec.json.decode(response.content)
+            return from_json(response.content)
         except msgspec.DecodeError as err:
             raise EngineGone(f"{self._url}{path} answers no JSON: {err}") from err
 
@@ -336,12 +343,7 @@ async def _begun(client: httpx.AsyncClient, request: httpx.Request) -> _Stream:
 
 async def _parts(response: httpx.Response) -> AsyncGenerator[Completion, None]:
     """The parts of a stream; what the server says against it is raised."""
-    async for line in response.aiter_lines():
-        data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
-        if data == "[DONE]":
-            return
-        if not data:
-            continue
+    async for data in events_of(response.aiter_bytes()):
         part = read(data)
         if part.failure is not None:
             raise Refused(BROKEN, f"trtllm-serve: {part.failure}")

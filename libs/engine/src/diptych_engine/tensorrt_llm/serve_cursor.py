@@ -46,6 +46,9 @@ class PartCursor:
         if part.usage is None or part.usage.completion_tokens is None:
             raise Refused(BROKEN, "trtllm-serve does not count the tokens of a part")
         start = part.usage.completion_tokens - len(ids)
+        if start < 0:
+            counted = part.usage.completion_tokens
+            raise Refused(BROKEN, f"trtllm-serve counts {counted} tokens and gives {len(ids)}")
         if start > self._told:
             raise Refused(BROKEN, f"tokens {self._told} to {start} of the answer are missing")
         return self._delta(part, choice, ids, start)
@@ -56,7 +59,7 @@ class PartCursor:
         reason = choice.finish_reason
         if reason not in FINISHES and reason not in GOES_ON:
             raise Refused(BROKEN, f"the engine ended the answer with {reason!r}")
-        if self._first is not None and start <= 0 and ids and ids[-start] != self._first:
+        if self._first is not None and start == 0 and ids and ids[0] != self._first:
             raise Unverified("decode's answer does not begin with prefill's token")
         finish = FINISHES.get(reason or "")
         new = list(ids[max(0, self._told - start) :])

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from diptych_contracts.errors import DiptychError, EngineGone, Permanent, Refused
+from diptych_engine.over_http.reading import from_json
 from diptych_engine.port import SequenceWork
 from diptych_engine.tensorrt_llm.asking import sampling_fields, tokens_of
 from diptych_engine.tensorrt_llm.cursors import BROKEN
@@ -73,18 +74,28 @@ def body_of(
     if work.sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in work.sampling.logit_bias}
     if (grammar := work.sampling.grammar) is not None:
-        body["response_format"] = {"type": "json", "schema": msgspec.json.decode(grammar.text)}
+        body["response_format"] = {"type": "json", "schema": _schema(grammar.text)}
     if params is not None:
         body["disaggregated_params"] = dict(params)
     return body
 
 
+def _schema(text: str) -> msgspec.Raw:
+    """The schema, as it was written. Raises `Permanent` if the server cannot take it."""
+    try:
+        from_json(text, dict[str, msgspec.Raw])
+    except msgspec.DecodeError as err:
+        raise Permanent(f"grammar: TensorRT-LLM takes schemas that are objects: {err}") from err
+    return msgspec.Raw(text.encode())
+
+
 def read(data: bytes | str) -> Completion:
     """A body. Raises `Refused` if it is none."""
     try:
-        return msgspec.json.decode(data, type=Completion)
-    except (msgspec.DecodeError, msgspec.ValidationError) as err:
+        told: Completion = from_json(data, Completion)
+    except msgspec.DecodeError as err:
         raise Refused(BROKEN, f"trtllm-serve answers what is no completion: {err}") from err
+    return told
 
 
 def failure_of(status: int, data: bytes) -> DiptychError:
@@ -94,10 +105,10 @@ def failure_of(status: int, data: bytes) -> DiptychError:
     a body that its schema refuses, which has another form, is the request's own fault.
     """
     try:
-        told = msgspec.json.decode(data, type=Completion)
+        told: Completion = from_json(data, Completion)
         says = told.failure or ""
         by_schema = told.object != "error" and told.error is not None
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except msgspec.DecodeError:
         says, by_schema = data[:200].decode(errors="replace"), False
     text = f"trtllm-serve answers {status}: {says}"
     if status == 422 or (status == 400 and by_schema):

@@ -16,13 +16,14 @@ from diptych_contracts.handoffs import EngineHandOff, FirstToken, HandOffTerms
 from diptych_contracts.ids import RequestId
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_engine.adapters import AdapterSettings
+from diptych_engine.over_http.addresses import http_url
 from diptych_engine.port import EngineSpec, Phase, SequenceKey, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
 from diptych_engine.triton import inflight, llmapi, metrics
 from diptych_engine.triton.calls import Call
 from diptych_engine.triton.failures import FAILED, of_call
 from diptych_engine.triton.served import Flavour, Served, read_served
-from diptych_engine.triton.settings import ADDRESS, TritonOptions
+from diptych_engine.triton.settings import TritonOptions, grpc_target
 from diptych_text.codec import TextCodec
 
 KIND = "triton_trtllm"
@@ -31,6 +32,7 @@ _CHANNEL = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_reconnect_backoff_ms", 1000),  # a server that comes back is found at once
+    ("grpc.enable_http_proxy", 0),  # an engine is inside, whatever proxy the environment names
 ]
 """No keepalive: Triton answers pings more often than every 5 minutes by closing the connection. A
 server that hangs is found by the health probe."""
@@ -53,6 +55,9 @@ class TritonEngine:
         self._card = settings.card
         self._codec = TextCodec.from_card(settings.card)
         self._model = settings.engine_model or settings.card.model
+        grpc_target(settings.url)
+        if options.metrics_url:
+            http_url(options.metrics_url, "metrics_url")
         self._calls = itertools.count(1)
         self._heard_s = 0.0
         self._client: triton.InferenceServerClient
@@ -66,12 +71,15 @@ class TritonEngine:
             Permanent: it is no model that can be served from here.
         """
         roots = self._options.tls_roots
-        self._client = triton.InferenceServerClient(
-            self._settings.url.removeprefix("grpc://") or ADDRESS,
-            ssl=roots is not None,
-            root_certificates=None if roots is None else str(roots),
-            channel_args=_CHANNEL,
-        )
+        try:
+            self._client = triton.InferenceServerClient(
+                grpc_target(self._settings.url),
+                ssl=bool(roots),
+                root_certificates=roots or None,
+                channel_args=_CHANNEL,
+            )
+        except OSError as err:
+            raise Permanent(f"cannot read tls_roots {roots}: {err.strerror}") from err
         about = await self._ready()
         config = await self._asked(self._client.get_model_config, self._model, as_json=True)
         self._served = read_served(config["config"], about["version"])

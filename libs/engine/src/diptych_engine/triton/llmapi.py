@@ -1,7 +1,7 @@
 """Requests and answers of the LLM API's model: one text in, the whole text so far out.
 
 Tokens are made of it with the model's tokenizer. An answer's are those of its pieces, so they may
-be more than the engine counted; its text is the same.
+be more than the engine counted, or fewer; its text is the same.
 """
 
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ class Cursor:
         tokens = tuple(self._codec.encode(new, add_bos=False)) if new else ()
         tokens, finish = self._within(tokens, finish)
         self.finished = finish is not None
-        return TokenDelta(tokens, finish) if tokens or finish else None
+        return TokenDelta(tokens, finish, recounted=True) if tokens or finish else None
 
     def _within(
         self, tokens: tuple[int, ...], finish: EndReason | None

@@ -1,5 +1,7 @@
 """How full an engine is, from the metrics page that TensorRT-LLM's C++ backend adds to."""
 
+import http.client
+import math
 import re
 import urllib.request
 from collections.abc import Mapping
@@ -46,15 +48,25 @@ def read_page(text: str, model: str) -> Page:
     for line in _LINE.finditer(text):
         labels = dict(_LABEL.findall(line["labels"]))
         kind = labels.get("request_type") or labels.get("kv_cache_block_type")
-        if labels.get("model") == model and kind is not None:
-            found[line["group"]][kind] = float(line["value"])
+        if labels.get("model") != model or kind is None:
+            continue
+        try:
+            value = float(line["value"])
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            found[line["group"]][kind] = value
     return Page(found["request"], found["kv_cache_block"])
 
 
 def fetch(url: str, timeout_s: float) -> str:
-    """The page; blocks. Raises `OSError`."""
-    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-        body: bytes = answer.read(MAX_PAGE_BYTES)
+    """The page; blocks. Asked directly, whatever proxy the environment names. Raises `OSError`."""
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(url, timeout=timeout_s) as answer:
+            body: bytes = answer.read(MAX_PAGE_BYTES)
+    except http.client.HTTPException as err:  # what answers there speaks no HTTP, or stops short
+        raise OSError(f"{type(err).__name__}: {err}") from err
     return body.decode("utf-8", "replace")
 
 

@@ -128,7 +128,8 @@ def read_served(config: Mapping[str, Any], server_version: str) -> Served:
 
 
 def _tensors(config: Mapping[str, Any], side: str) -> dict[str, str]:
-    return {t["name"]: t["data_type"].removeprefix("TYPE_") for t in config.get(side, ())}
+    tensors = config.get(side, ())
+    return {t.get("name", ""): t.get("data_type", "").removeprefix("TYPE_") for t in tensors}
 
 
 def _parameters(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:

@@ -1,11 +1,16 @@
 """Tensors as the server takes and gives them."""
 
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc.aio as triton
 from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from diptych_contracts.errors import Refused
+from diptych_engine.triton.failures import FAILED
 
 _KINDS: Mapping[str, Any] = {
     "INT32": np.int32,
@@ -43,8 +48,11 @@ def outputs(names: Sequence[str]) -> list[triton.InferRequestedOutput]:
 
 
 def array_of(result: Any, name: str) -> NDArray[Any] | None:
-    """Output `name` of a response, if it is there."""
-    found: NDArray[Any] | None = result.as_numpy(name)
+    """Output `name` of a response, if it is there. Raises `Refused` where it cannot be read."""
+    try:
+        found: NDArray[Any] | None = result.as_numpy(name)
+    except (ValueError, TypeError, LookupError, struct.error, InferenceServerException) as err:
+        raise Refused(FAILED, f"triton: output {name} cannot be read: {err}") from err
     return found
 
 

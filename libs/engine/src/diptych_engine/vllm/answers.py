@@ -7,6 +7,7 @@ import msgspec
 from diptych_contracts.errors import EngineGone, Refused
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import Chances, EndReason
+from diptych_engine.over_http.reading import from_json
 from diptych_engine.request_port import TokenDelta
 
 _FINISHES = {"stop": EndReason.STOP, "length": EndReason.LENGTH}
@@ -72,21 +73,31 @@ class _Params(msgspec.Struct):
 def read_answer(data: bytes) -> Answer:
     """Raises `EngineGone` if it has another form."""
     try:
-        return msgspec.json.decode(data, type=Answer)
+        answer: Answer = from_json(data, Answer)
     except msgspec.DecodeError as err:
         raise EngineGone(f"vLLM's answer: {err}") from err
+    return answer
 
 
 def remote_tokens(params: bytes) -> int | None:
     """Tokens whose KV prefill offers; None: it does not say."""
     try:
-        return msgspec.json.decode(params, type=_Params).remote_num_tokens
+        told: _Params = from_json(params, _Params)
     except msgspec.DecodeError:
         return None
+    return told.remote_num_tokens
 
 
-def delta(answer: Answer, eos_ids: tuple[int, ...], *, ignore_eos: bool) -> TokenDelta | None:
+def delta(
+    answer: Answer, eos_ids: tuple[int, ...], *, ignore_eos: bool, top: int | None = None
+) -> TokenDelta | None:
     """The tokens of one event; None: it has none and ends nothing.
+
+    Args:
+        answer: The event.
+        eos_ids: Tokens that end an answer and are not part of it.
+        ignore_eos: Whether they are tokens like others.
+        top: How many likely tokens were asked for; None: logprobs were not.
 
     Raises:
         EngineGone: the server does not give token ids.
@@ -105,7 +116,9 @@ def delta(answer: Answer, eos_ids: tuple[int, ...], *, ignore_eos: bool) -> Toke
         finish = _FINISHES.get(choice.finish_reason)
         if finish is None:
             raise Refused(RefusalReason.NO_ROOM, f"vLLM ended with {choice.finish_reason!r}")
-    chances = _chances(choice.logprobs, len(ids)) if choice.logprobs else ()
+    chances = (
+        _chances(choice.logprobs, len(ids), top) if choice.logprobs and top is not None else ()
+    )
     ends = finish is EndReason.STOP and not ignore_eos
     if ends and ids and (ids[-1] in eos_ids or ids[-1] == choice.stop_reason):
         ids, chances = ids[:-1], chances[: len(ids) - 1]
@@ -114,7 +127,8 @@ def delta(answer: Answer, eos_ids: tuple[int, ...], *, ignore_eos: bool) -> Toke
     return TokenDelta(tuple(ids), finish, chances)
 
 
-def _chances(logprobs: _Logprobs, n_tokens: int) -> tuple[Chances, ...]:
+def _chances(logprobs: _Logprobs, n_tokens: int, top: int) -> tuple[Chances, ...]:
+    """Of each token: it, and the `top` likeliest. vLLM counts the chosen one on top of those."""
     if logprobs.content is not None:
         told = [_of_content(one) for one in logprobs.content]
     else:
@@ -122,7 +136,7 @@ def _chances(logprobs: _Logprobs, n_tokens: int) -> tuple[Chances, ...]:
         told = [_of_row(*row) for row in rows]
     if len(told) != n_tokens:
         raise EngineGone(f"vLLM gives {len(told)} logprobs of {n_tokens} tokens")
-    return tuple(told)
+    return tuple(chances[: 1 + top] for chances in told)
 
 
 def _of_content(one: _Chance) -> Chances:
@@ -143,6 +157,7 @@ def _ranked(chances: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _token(name: Any) -> int:
-    if isinstance(name, str) and name.startswith(_TOKEN):
-        return int(name.removeprefix(_TOKEN))
+    number = name.removeprefix(_TOKEN) if isinstance(name, str) else ""
+    if number != name and number.isdecimal():
+        return int(number)
     raise EngineGone(f"vLLM names a token {name!r}: expected {_TOKEN}N")

@@ -12,6 +12,8 @@ from diptych_engine.port import SequenceWork
 
 COMPLETIONS = "/v1/completions"
 GENERATE = "/inference/v1/generate"
+MOST_LOGPROBS = 20
+"""vLLM's own limit, `--max-logprobs`, where it is not set."""
 PREFILL_PARAMS = msgspec.Raw(b'{"do_remote_decode":true,"do_remote_prefill":false}')
 
 
@@ -89,10 +91,14 @@ class Asking:
         asked["max_tokens"] = work.stopping.max_tokens - len(work.answer_ids)
         asked["top_k"] = sampling.top_k
         if sampling.top_logprobs is not None:
-            asked["logprobs"] = sampling.top_logprobs
+            asked["logprobs"] = self._likely(sampling.top_logprobs)
         if sampling.grammar is not None:
             asked["structured_outputs"] = self._structured(sampling.grammar, work)
         return asked
+
+    def _likely(self, top: int) -> int:
+        """One more at the token-level door: there the chosen token takes the place of one."""
+        return top + 1 if self._token_level and 0 < top < MOST_LOGPROBS else top
 
     def _structured(self, grammar: Grammar, work: SequenceWork) -> dict[str, str]:
         see_grammar_begins(work)

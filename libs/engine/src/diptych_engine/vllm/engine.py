@@ -5,22 +5,26 @@ one token is thrown away, and decode samples it again. Closing a connection abor
 fetches is free again when its lease is over, so a prefill that is given up needs nothing.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from http import HTTPStatus
 
 import msgspec
 
-from diptych_contracts.errors import EngineGone, Permanent, Refused
+from diptych_contracts.errors import DiptychError, EngineGone, Incompatible, Permanent, Refused
 from diptych_contracts.handoffs import EngineHandOff, FirstToken, HandOffTerms
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import EndReason
 from diptych_engine.adapters import AdapterSettings
 from diptych_engine.over_http.client import EngineHttp
 from diptych_engine.over_http.contract import see_version
+from diptych_engine.over_http.events import see_error
 from diptych_engine.over_http.exposition import labels, totals
 from diptych_engine.over_http.liveness import Liveness, until_ready
+from diptych_engine.over_http.reading import from_json
 from diptych_engine.over_http.salts import Salts
 from diptych_engine.port import EngineSpec, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
@@ -28,12 +32,14 @@ from diptych_engine.vllm.answers import Answer, delta, read_answer, remote_token
 from diptych_engine.vllm.asking import GENERATE, Asking
 from diptych_engine.vllm.audit import HandOffAudit, HandOffCounts
 from diptych_engine.vllm.contract import CONTRACT
-from diptych_engine.vllm.kv_events import BlockChains, KvListener
+from diptych_engine.vllm.kv_events import BlockChains, KvListener, see_endpoint
 from diptych_engine.vllm.options import VllmOptions
 
 log = logging.getLogger("diptych.engine")
 
 ANSWER_S = 5.0
+USAGE_S = 5.0
+"""How long an answer's end waits for the usage that follows it at once."""
 MAX_OPAQUE_BYTES = 512 * 1024
 """Block ids of a million tokens; NATS takes 1 MB in all."""
 _BLOCK_TOKENS = 16
@@ -47,7 +53,7 @@ class _Version(msgspec.Struct):
 class _Model(msgspec.Struct):
     id: str
     root: str = ""
-    max_model_len: int = 0
+    max_model_len: int | None = None
 
 
 class _Models(msgspec.Struct):
@@ -65,6 +71,8 @@ class VllmEngine:
     def __init__(self, settings: AdapterSettings, options: VllmOptions) -> None:
         if not settings.url:
             raise Permanent("engine 'vllm' needs engine_url: where its server listens")
+        for name in ("kv_events", "kv_replay"):
+            see_endpoint(getattr(options, name), name)
         self._settings = settings
         self._options = options
         self._http = EngineHttp(settings.url, api_key=options.api_key)
@@ -92,20 +100,27 @@ class VllmEngine:
         async def ask() -> str:
             told = await self._http.get("/version", within_s=ANSWER_S)
             try:
-                return msgspec.json.decode(told, type=_Version).version
+                version: _Version = from_json(told, _Version)
             except msgspec.DecodeError as err:
                 raise Permanent(f"{self._http.url} is no vLLM: {err}") from err
+            return version.version
 
         return await until_ready(ask, within_s=self._options.start_s)
 
     async def _model(self) -> _Model:
-        told = await self._http.get("/v1/models", within_s=ANSWER_S)
-        models = msgspec.json.decode(told, type=_Models).data
+        async def ask() -> bytes:
+            return await self._http.get("/v1/models", within_s=ANSWER_S)
+
+        told = await until_ready(ask, within_s=self._options.start_s)
+        try:
+            models: _Models = from_json(told, _Models)
+        except msgspec.DecodeError as err:
+            raise Permanent(f"{self._http.url}/v1/models: no vLLM's answer: {err}") from err
         wanted = self._settings.engine_model
-        for model in models:
+        for model in models.data:
             if wanted in ("", model.id):
                 return model
-        seen = ", ".join(model.id for model in models)
+        seen = ", ".join(model.id for model in models.data) or "nothing"
         raise Permanent(f"{self._http.url} does not serve {wanted!r}, but {seen}")
 
     async def _knows_token_level(self) -> bool:
@@ -158,6 +173,7 @@ class VllmEngine:
                 headers=_named(work),
             )
             self._liveness.heard()
+        see_error(data)
         answer = read_answer(data)
         if answer.aborted:
             raise Refused(
@@ -179,7 +195,7 @@ class VllmEngine:
 
     def _whole_answer(self, work: SequenceWork, answer: Answer) -> TokenDelta | None:
         """Prefill's token, where the answer ends with it."""
-        found = delta(answer, self.spec.eos_ids, ignore_eos=work.stopping.ignore_eos)
+        found = self._delta(work, answer)
         left = work.stopping.max_tokens - len(work.answer_ids)
         if found is None or (left > 1 and found.finish is not EndReason.STOP):
             return None
@@ -190,36 +206,52 @@ class VllmEngine:
         params = self._params(work)
         body = self._asking.answer(work, self.spec.eos_ids, self._salt(work), params)
         ended, begun, cached_tokens = False, False, None
+        try:
+            async with aclosing(self._answers(work, body)) as answers:
+                async for answer in answers:
+                    found = self._delta(work, answer)
+                    if found is None or ended:
+                        continue
+                    begun, ended = True, found.finish is not None
+                    if ended and params is not None:  # nobody listens once the end is told
+                        cached_tokens = await _cached_tokens(answers)
+                    yield found
+            if not ended:
+                raise EngineGone("vLLM's answer ended without a reason to finish")
+        finally:
+            if begun and params is not None:
+                self._audit.imported(remote_tokens(bytes(params)) or 0, cached_tokens)
+
+    async def _answers(self, work: SequenceWork, body: bytes) -> AsyncGenerator[Answer, None]:
+        """The events of a streamed answer."""
         with self._liveness.asking():
-            try:
-                async with self._http.events(
-                    self._asking.path,
-                    body,
-                    silence_s=self._options.silence_s,
-                    headers=_named(work),
-                ) as events:
-                    async for data in events:
-                        self._liveness.heard()
-                        answer = read_answer(data)
-                        cached_tokens = answer.cached_tokens or cached_tokens
-                        found = delta(
-                            answer, self.spec.eos_ids, ignore_eos=work.stopping.ignore_eos
-                        )
-                        if answer.usage is not None and not answer.choices:
-                            cached_tokens = answer.cached_tokens
-                        if found is None or ended:
-                            continue
-                        begun, ended = True, found.finish is not None
-                        yield found
-                if not ended:
-                    raise EngineGone("vLLM's answer ended without a reason to finish")
-            finally:
-                if begun and params is not None:
-                    self._audit.imported(remote_tokens(bytes(params)) or 0, cached_tokens)
+            async with self._http.events(
+                self._asking.path, body, silence_s=self._options.silence_s, headers=_named(work)
+            ) as events:
+                async for data in events:
+                    self._liveness.heard()
+                    yield read_answer(data)
+
+    def _delta(self, work: SequenceWork, answer: Answer) -> TokenDelta | None:
+        return delta(
+            answer,
+            self.spec.eos_ids,
+            ignore_eos=work.stopping.ignore_eos,
+            top=work.sampling.top_logprobs,
+        )
 
     def _params(self, work: SequenceWork) -> msgspec.Raw | None:
+        """What decode fetches KV by, as it came.
+
+        Raises:
+            Incompatible: it is none; within the request it would break that.
+        """
         if work.hand_off is None or work.hand_off.opaque == _NOTHING:
             return None
+        try:
+            from_json(work.hand_off.opaque, dict[str, msgspec.Raw])
+        except msgspec.DecodeError as err:
+            raise Incompatible(f"no transfer params of vLLM: {err}") from err
         return msgspec.Raw(work.hand_off.opaque)
 
     def _salt(self, work: SequenceWork) -> str:
@@ -277,12 +309,22 @@ def make(settings: AdapterSettings) -> VllmEngine:
     return VllmEngine(settings, settings.options_as(VllmOptions))
 
 
+async def _cached_tokens(answers: AsyncGenerator[Answer, None]) -> int | None:
+    """How many prompt tokens had KV: it stands behind the end. None: it does not say in time."""
+    with suppress(TimeoutError, DiptychError):
+        async with asyncio.timeout(USAGE_S):
+            async for answer in answers:
+                if answer.usage is not None and not answer.choices:
+                    return answer.cached_tokens
+    return None
+
+
 def _named(work: SequenceWork) -> dict[str, str]:
     return {"X-Request-Id": f"{work.key.request_id}.{work.key.attempt}"}
 
 
 def _count(text: str | None, otherwise: int) -> int:
-    return int(text) if text and text.isdigit() else otherwise
+    return int(text) if text and text.isascii() and text.isdigit() else otherwise
 
 
 def _whole(number: float | None) -> int | None:

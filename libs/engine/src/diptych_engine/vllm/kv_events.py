@@ -16,7 +16,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from diptych_contracts.errors import EngineGone
+from diptych_contracts.errors import EngineGone, Permanent
 from diptych_engine.over_http.salts import Salts
 from diptych_engine.request_port import KvCleared, KvEvent, KvRemoved, KvStored
 
@@ -26,6 +26,10 @@ MOST_BLOCKS = 1 << 18
 """Blocks whose prefix is remembered: as many as the index of a worker knows."""
 REPLAY_S = 5.0
 _END = (-1).to_bytes(8, "big", signed=True)
+_UNREADABLE = (
+    *(msgspec.DecodeError, LookupError, TypeError, ValueError),
+    *(AttributeError, RecursionError, OverflowError),
+)
 _POSITIONS = {
     "BlockStored": (
         *("block_hashes", "parent_block_hash", "token_ids", "block_size"),
@@ -37,11 +41,40 @@ _POSITIONS = {
 
 
 class _Block(NamedTuple):
-    """A block and all before it."""
+    """A block behind others, which all that follow them share: a long prompt has thousands."""
 
+    name: int
     tokens: tuple[int, ...]
-    hashes: tuple[int, ...]
     tenant: str | None
+    before: "_Block | None"
+
+    def prefix(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens up to its end, and the names of their blocks."""
+        chain: list[_Block] = []
+        at: _Block | None = self
+        while at is not None:
+            chain.append(at)
+            at = at.before
+        chain.reverse()
+        tokens = tuple(token for block in chain for token in block.tokens)
+        return tokens, tuple(block.name for block in chain)
+
+
+def see_endpoint(endpoint: str, option: str) -> None:
+    """See that ZMQ can connect to `endpoint`, or that there is none.
+
+    Raises:
+        Permanent: it cannot: `tcp://*:5557` is where vLLM listens, which is nowhere to connect to.
+    """
+    if not endpoint:
+        return
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.linger = 0
+        try:
+            socket.connect(endpoint)
+        except (zmq.ZMQError, ValueError, TypeError) as err:
+            expected = "expected tcp://host:port or ipc://path"
+            raise Permanent(f"option {option!r}: {expected}, got {endpoint!r}: {err}") from err
 
 
 class BlockChains:
@@ -63,7 +96,7 @@ class BlockChains:
             whole = msgspec.msgpack.decode(batch)
             for event in whole["events"] if isinstance(whole, dict) else whole[1]:
                 yield from self._event(_fields(event))
-        except (msgspec.DecodeError, LookupError, TypeError, ValueError) as err:
+        except _UNREADABLE as err:
             raise EngineGone(f"vLLM's KV events: {err!r}") from err
 
     def clear(self) -> None:
@@ -88,32 +121,30 @@ class BlockChains:
     def _stored(self, event: dict[str, Any]) -> KvStored | None:
         hashes = tuple(map(_number, event["block_hashes"]))
         size, tokens = event["block_size"], tuple(event["token_ids"])
-        before = _Block((), (), None)
+        before: _Block | None = None
         if (parent := event.get("parent_block_hash")) is not None:
-            known = self._blocks.get(_number(parent))
-            if known is None:
+            before = self._blocks.get(_number(parent))
+            if before is None:
                 return None  # it began before we listened
-            before = known
         whose = self._whose(event, before)
-        if whose is None or len(tokens) != size * len(hashes):
+        if whose is None or not hashes or len(tokens) != size * len(hashes):
             return None
-        tenant = whose[0]
-        for n, name in enumerate(hashes, 1):
-            block = _Block(before.tokens + tokens[: n * size], before.hashes + hashes[:n], tenant)
-            self._blocks[name] = block
+        for n, name in enumerate(hashes):
+            block = _Block(name, tokens[n * size : (n + 1) * size], whose[0], before)
+            self._blocks[name] = before = block
             self._blocks.move_to_end(name)
         while len(self._blocks) > self._most_blocks:
             self._blocks.popitem(last=False)
-        return KvStored(before.tokens + tokens, before.hashes + hashes, tenant)
+        return KvStored(*block.prefix(), whose[0])
 
-    def _whose(self, event: dict[str, Any], before: _Block) -> tuple[str | None] | None:
+    def _whose(self, event: dict[str, Any], before: _Block | None) -> tuple[str | None] | None:
         """The tenant; None: blocks of nobody here, or of more than tokens."""
         keys = event.get("extra_keys")
         if keys is None:
-            return (before.tenant,)
+            return (before.tenant if before is not None else None,)
         salts = {key for block in keys if block for key in block}
         if not salts:
-            return (before.tenant if before.hashes else "",)
+            return (before.tenant if before is not None else "",)
         tenants = {self._salts.tenant(salt) if isinstance(salt, str) else None for salt in salts}
         tenant = tenants.pop()
         return None if tenants or tenant is None else (tenant,)
@@ -202,7 +233,10 @@ class KvListener:
             async with asyncio.timeout(REPLAY_S):
                 await socket.send_multipart([b"", first.to_bytes(8, "big")])
                 while True:
-                    *_, number, batch = await socket.recv_multipart()
+                    frames = await socket.recv_multipart()
+                    if len(frames) < 2:
+                        raise EngineGone(f"vLLM's replay: expected 2 frames, saw {len(frames)}")
+                    number, batch = frames[-2:]
                     if number == _END:
                         return found
                     seen = int.from_bytes(number, "big")

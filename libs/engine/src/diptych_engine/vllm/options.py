@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from diptych_engine.over_http.limits import Pause, Seconds
+
 
 class VllmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One server, as it was started."""
@@ -12,7 +14,7 @@ class VllmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """`--api-key`."""
     hand_off: bool = True
     """Whether it was started with the NIXL connector."""
-    lease_s: float = 30.0
+    lease_s: Seconds = 30.0
     """`kv_lease_duration`: how long prefill keeps KV that nobody fetches."""
     token_level: Literal["auto", "off"] = "auto"
     """Whether to use `/inference/v1/generate`, if it is there (`--enable-scale-out`)."""
@@ -24,9 +26,9 @@ class VllmOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Its `replay_endpoint`; empty: none. Then what is missed empties the index."""
     kv_topic: str = ""
     """The topic it publishes under."""
-    start_s: float = 900.0
+    start_s: Pause = 900.0
     """How long the server may take to answer for the first time: a large model takes minutes."""
-    silence_s: float = 120.0
+    silence_s: Seconds = 120.0
     """Longest time without a token before the server is given up."""
-    probe_s: float = 30.0
+    probe_s: Pause = 30.0
     """How often an idle server must make a token to be healthy."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from diptych_contracts.fleet import Role
 from diptych_engine.request_loop import RequestLoop
 from diptych_engine.sglang.engine import SglangEngine
 from diptych_engine.sglang.options import SglangOptions
@@ -38,11 +39,13 @@ def sglang_pair(*, cumulative: bool) -> Iterator[EnginePair]:
     options = SglangOptions(start_s=60.0, prefill_url=servers[0].url, bootstrap_port=bootstrap.port)
     loops = [
         RequestLoop(
-            SglangEngine(adapter_settings("sglang", s.url, card=card, max_sequences=16), options),
+            SglangEngine(
+                adapter_settings("sglang", s.url, card=card, role=role, max_sequences=16), options
+            ),
             answer_texts(codec),
             times=QUICK,
         )
-        for s in servers
+        for s, role in zip(servers, (Role.PREFILL, Role.DECODE), strict=True)
     ]
 
     def kill() -> None:
