@@ -46,6 +46,7 @@ from diptych_worker.embedding import EmbedDesk
 from diptych_worker.engine_handing_over import EngineHandOver
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
+from diptych_worker.held_prefixes import HeldPrefixes
 from diptych_worker.lots import open_lots
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.orphaned import Orphans
@@ -302,6 +303,7 @@ def _register(
         context_tokens=card.context_tokens,
         host=host_id(),
         codecs=tuple(dict.fromkeys((RAW, *settings.kv_codecs))),
+        kv_reuse=settings.kv_reuse and spec.prefix_sequences > 0,
         cap_min_w=device.cap_min_w,
         cap_default_w=device.cap_default_w,
     )
@@ -330,7 +332,10 @@ def _parts(
     parking = Parking(
         lots, admission, model_base=spec.fingerprint.base, metrics=metrics, now_s=now_s
     )
-    take_over = TakeOver(incoming, admission, spec, parking=parking, metrics=metrics, now_s=now_s)
+    held = HeldPrefixes(engine.pins if settings.kv_reuse else None, spec)
+    take_over = TakeOver(
+        incoming, admission, spec, parking=parking, held=held, metrics=metrics, now_s=now_s
+    )
     return Parts(
         engine=engine,
         admission=admission,
