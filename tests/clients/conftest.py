@@ -23,7 +23,7 @@ def outside() -> OutsideClients:
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """One of each service on the default model; tests leave it whole."""
-    live = LiveStack(tmp_path_factory.mktemp("stack"))
+    live = LiveStack(tmp_path_factory.mktemp("stack"), patient=True)
     try:
         live.start_all()
         yield live
@@ -34,7 +34,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 @pytest.fixture(scope="session")
 def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """One of each service on an engine that computes nothing; tests leave it whole."""
-    live = LiveStack(tmp_path_factory.mktemp("sim"), engine="sim")
+    live = LiveStack(tmp_path_factory.mktemp("sim"), engine="sim", patient=True)
     try:
         live.start_all({"MAX_SEQUENCES": "64", "KV_TOKENS": "400000", "TRANSFER_SLOTS": "1024"})
         yield live
@@ -45,7 +45,7 @@ def sim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 @pytest.fixture(scope="session")
 def client(stack: LiveStack) -> Iterator[openai.OpenAI]:
     """The stock client on the default model."""
-    with openai.OpenAI(base_url=stack.base_url, api_key="none", timeout=60) as made:
+    with openai.OpenAI(base_url=stack.base_url, api_key="none", timeout=240) as made:
         yield made
 
 
@@ -58,7 +58,7 @@ class Gateway:
 
     def client(self, **options: Any) -> openai.OpenAI:
         """A stock client that repeats nothing unless told to."""
-        options = {"max_retries": 0, "timeout": 60, **options}
+        options = {"max_retries": 0, "timeout": 240, **options}
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
 
 

@@ -39,7 +39,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def http(stack: LiveStack) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=stack.base_url, timeout=60) as made:
+    with httpx.Client(base_url=stack.base_url, timeout=240) as made:
         yield made
 
 
@@ -73,11 +73,11 @@ def test_whole_streamed_retrieved_and_over_a_websocket(
     assert judged(http.get(f"/responses/{last['id']}"))["output"] == last["output"]
     with connect(f"ws://127.0.0.1:{stack.port}/v1/responses") as socket:
         socket.send(json.dumps({"type": "response.create", **asked}))
-        over_socket = [json.loads(socket.recv(timeout=60))]
+        over_socket = [json.loads(socket.recv(timeout=240))]
         while over_socket[-1]["type"] != streamed[-1]["type"]:
-            over_socket.append(json.loads(socket.recv(timeout=60)))
+            over_socket.append(json.loads(socket.recv(timeout=240)))
         socket.send(json.dumps({"type": "response.create", **asked, "nonsense": 1}))
-        over_socket.append(json.loads(socket.recv(timeout=60)))
+        over_socket.append(json.loads(socket.recv(timeout=240)))
     for event in over_socket:
         check_conformity(event)
     assert [e["type"] for e in over_socket] == [*(e["type"] for e in streamed), "error"]
@@ -93,7 +93,7 @@ def test_in_progress_and_cancelled(http: httpx.Client) -> None:
 
 def test_failed(one_more_gateway: Callable[..., Any]) -> None:
     gateway = one_more_gateway(TOTAL_S="4")
-    with httpx.Client(base_url=f"{gateway.url}/v1", timeout=60) as http:
+    with httpx.Client(base_url=f"{gateway.url}/v1", timeout=240) as http:
         seen = list(events(http, **ASKED, ignore_eos=True))
         assert seen[-1]["type"] == "response.failed"
         assert judged(http.get(f"/responses/{seen[-1]['response']['id']}"))["status"] == "failed"

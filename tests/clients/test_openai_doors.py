@@ -35,7 +35,7 @@ def test_chat_over_a_websocket(client: openai.OpenAI, stack: LiveStack) -> None:
     with connect(f"ws://127.0.0.1:{stack.port}/v1/chat/completions") as socket:
         socket.send(json.dumps(asked))
         while True:
-            chunk = json.loads(socket.recv(timeout=60))
+            chunk = json.loads(socket.recv(timeout=240))
             (choice,) = chunk["choices"]
             said += choice["delta"].get("content") or ""
             if choice["finish_reason"]:

@@ -15,14 +15,14 @@ from diptych_testkit.live_stack import LiveStack
 
 pytestmark = pytest.mark.clients
 
-KNOWN_WITHIN_S = 60.0
+KNOWN_WITHIN_S = 120.0
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveStack, dict[str, str]]]:
     """A gateway, and the keys of a user and a viewer."""
-    live = LiveStack(tmp_path_factory.mktemp("keyed"), engine="sim")
+    live = LiveStack(tmp_path_factory.mktemp("keyed"), engine="sim", patient=True)
     try:
         live.start("gateway").wait_ready()
         keys = {role: _key(live, role) for role in ("user", "viewer")}
@@ -39,7 +39,7 @@ def _key(live: LiveStack, role: str) -> str:
         [sys.executable, *command, *live.where],
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     return str(json.loads(done.stdout)["key"])
 

@@ -30,7 +30,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.send", **said})
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_the_server_passes_all_cases_but_those_it_refuses(
     outside: OutsideClients, tmp_path: Path
 ) -> None:

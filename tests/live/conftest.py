@@ -18,7 +18,7 @@ def _nothing_leaks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """One of each service, shared by a module; its tests must leave it whole."""
-    live = LiveStack(tmp_path_factory.mktemp("stack"))
+    live = LiveStack(tmp_path_factory.mktemp("stack"), patient=True)
     try:
         live.start_all()
         yield live
@@ -29,7 +29,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 @pytest.fixture
 def own_stack(tmp_path: Path) -> Iterator[LiveStack]:
     """An empty stack of the test's own, to be broken at will."""
-    live = LiveStack(tmp_path)
+    live = LiveStack(tmp_path, patient=True)
     try:
         yield live
     finally:

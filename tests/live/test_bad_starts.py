@@ -12,7 +12,7 @@ from diptych_testkit.tiny_gguf import write_tiny_gguf
 pytestmark = pytest.mark.live
 
 
-def refusal(process: Process, timeout_s: float = 120) -> str:
+def refusal(process: Process, timeout_s: float = 240) -> str:
     """The one line a process that gave up left, besides its life-cycle lines."""
     assert process.popen.wait(timeout_s) != 0
     text = process.log.read_text()

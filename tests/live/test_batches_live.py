@@ -14,7 +14,7 @@ from diptych_contracts.requests import PriorityClass, RequestRecord
 from diptych_contracts.streams import REQUEST_RECORDS
 from diptych_testkit.live_stack import MODEL, LiveStack
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
 
 CHAT = "/v1/chat/completions"
 LINES, TOKENS = 50, 12
@@ -35,7 +35,7 @@ def jsonl() -> bytes:
 async def client(own_stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
     await asyncio.to_thread(own_stack.start_all)
     async with openai.AsyncOpenAI(
-        base_url=own_stack.base_url, api_key="none", max_retries=10, timeout=30
+        base_url=own_stack.base_url, api_key="none", max_retries=10, timeout=60
     ) as client:
         yield client
 

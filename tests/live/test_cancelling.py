@@ -3,9 +3,11 @@
 import asyncio
 import json
 import logging
+import re
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
 from typing import Any
 
 import httpx
@@ -21,10 +23,10 @@ pytestmark = pytest.mark.live
 
 log = logging.getLogger(__name__)
 CHAT = "/v1/chat/completions"
-LOAD_S = 0.1
-"""How often workers say what they hold."""
-CHUNK_S = 20.0
-"""A prefill chunk of 256 tokens on a machine that is very busy; about 0.2 s on a quiet one."""
+TRIES = 6
+MISSED_S = 40.0
+"""What was not seen by then is over."""
+COMPUTED = re.compile(r"^\S*(?:prompt|generation)_tokens_total{[^}]*} (\S+)$", re.MULTILINE)
 
 
 class Loads:
@@ -82,44 +84,77 @@ def asked(stack: LiveStack, *, words: int, max_tokens: int = 400) -> socket.sock
     return client
 
 
+def computed(stack: LiveStack) -> int:
+    """Tokens that both workers have computed, of prompts and of answers."""
+    pages = [p.page("/metrics").decode() for p in stack.processes if p.service.endswith("worker")]
+    return sum(int(float(count)) for page in pages for count in COMPUTED.findall(page))
+
+
 async def left(client: socket.socket, loads: Loads, stage: str) -> None:
-    """The client leaves; how long it took until nothing was held."""
+    """The client leaves; soon nothing is held."""
     began_s = time.monotonic()
     client.close()
     await asyncio.sleep(0)
     loads.newest.clear()
     await loads.until(Loads.idle)
-    took_s = time.monotonic() - began_s
-    log.info("%s: free after %.0f ms, as told every 100 ms", stage, took_s * 1000)
-    assert took_s < 0.1 + 2 * LOAD_S + CHUNK_S
+    log.info("%s: free after %.0f ms", stage, (time.monotonic() - began_s) * 1000)
     await asyncio.sleep(0.3)
     assert loads.idle()
 
 
+async def spares(stack: LiveStack, loads: Loads, leave: Callable[[], Any], tokens: int) -> None:
+    """`leave` asks for `tokens` and leaves: not all of them are computed.
+
+    Whoever does not come to run for a while may look when all is over: then once more.
+    """
+    for _ in range(TRIES):
+        before = await asyncio.to_thread(computed, stack)
+        with suppress(TimeoutError):
+            await leave()
+            if await asyncio.to_thread(computed, stack) - before < tokens:
+                return
+        await loads.until(Loads.idle)
+    raise AssertionError(f"each time {tokens} tokens were computed to their end")
+
+
 async def test_prefilling(stack: LiveStack, loads: Loads) -> None:
     """Before the first token: a prompt of 3,000 tokens takes seconds to compute."""
-    client = asked(stack, words=3000)
-    await loads.until(
-        lambda heard: heard.of("prefill").running and 0 < heard.of("prefill").waiting_tokens < 2800
-    )
-    await left(client, loads, "prefilling")
+
+    async def leave() -> None:
+        with closing(asked(stack, words=3000)) as client:
+            await loads.until(
+                lambda heard: (
+                    heard.of("prefill").running and 0 < heard.of("prefill").waiting_tokens < 2800
+                ),
+                MISSED_S,
+            )
+            await left(client, loads, "prefilling")
+
+    await spares(stack, loads, leave, 3000)
 
 
 async def test_queued_behind_another(stack: LiveStack, loads: Loads) -> None:
-    first = asked(stack, words=3000)
-    await loads.until(lambda heard: heard.of("prefill").running == 1)
-    second = asked(stack, words=1000)
-    await loads.until(lambda heard: heard.of("decode").transfer_slots_used > 50)
-    second.close()
-    await loads.until(lambda heard: heard.of("decode").waiting <= 1)
-    await left(first, loads, "queued, then prefilling")
+    async def leave() -> None:
+        with closing(asked(stack, words=3000)) as first:
+            await loads.until(lambda heard: heard.of("prefill").running == 1, MISSED_S)
+            with closing(asked(stack, words=1000)):
+                await loads.until(
+                    lambda heard: heard.of("decode").transfer_slots_used > 50, MISSED_S
+                )
+            await loads.until(lambda heard: heard.of("decode").waiting <= 1, MISSED_S)
+            await left(first, loads, "queued, then prefilling")
+
+    await spares(stack, loads, leave, 4000)
 
 
 async def test_decoding(stack: LiveStack, loads: Loads) -> None:
-    client = asked(stack, words=100)
-    await loads.until(lambda heard: heard.of("decode").running == 1)
-    await asyncio.sleep(0.2)
-    await left(client, loads, "decoding")
+    async def leave() -> None:
+        with closing(asked(stack, words=100)) as client:
+            await loads.until(lambda heard: heard.of("decode").running == 1, MISSED_S)
+            await asyncio.sleep(0.2)
+            await left(client, loads, "decoding")
+
+    await spares(stack, loads, leave, 400)
 
 
 async def test_a_chat_stream_goes_on_at_another_gateway_after_the_first_was_killed(
@@ -137,7 +172,7 @@ async def test_a_chat_stream_goes_on_at_another_gateway_after_the_first_was_kill
         "stream": True,
     }
     url = f"http://127.0.0.1:{port}{CHAT}"
-    async with httpx.AsyncClient(timeout=60) as client:
+    async with httpx.AsyncClient(timeout=120) as client:
         undisturbed = said((await client.post(url, json=body)).text)
         text, last_id = "", ""
         sending = client.stream(

@@ -3,29 +3,33 @@
 import contextlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1000)]
 
-RUN = (sys.executable, "-m", "diptych_testkit.chaos", "--engine", "sim", "--streams", "24")
+RUN = (sys.executable, "-m", "diptych_testkit.chaos", "--engine", "sim", "--any-pace")
 
 
 def test_a_short_run_keeps_every_promise_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    plan = ("--seed", "1", "--minutes", "0.5", "--faults", "4")
+    plan = ("--streams", "24", "--seed", "1", "--minutes", "0.5", "--faults", "4")
     done = subprocess.run(
         [*RUN, *plan, "--folder", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=360,
+        timeout=900,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "seed 1: 4 faults" in done.stdout
     assert "0 lost, 0 repeated, 0 reordered, 0 changed" in done.stdout
-    assert left_over(tmp_path) == []
+    give_up_s = time.monotonic() + 60
+    while (left := left_over(tmp_path)) and time.monotonic() < give_up_s:
+        time.sleep(0.2)
+    assert left == []
 
 
 def left_over(folder: Path) -> list[str]:

@@ -80,7 +80,7 @@ class Desk:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """Without workers: a test says which."""
-    stack = LiveStack(tmp_path_factory.mktemp("stack"))
+    stack = LiveStack(tmp_path_factory.mktemp("stack"), patient=True)
     try:
         stack.start("scheduler").wait_ready()
         yield stack

@@ -178,9 +178,10 @@ async def test_kv_bytes_never_appear_on_the_bus(
     seen = {"bytes": 0, "largest": 0, "messages": 0}
 
     async def count(message: nats.aio.msg.Msg) -> None:
-        seen["bytes"] += len(message.data)
         seen["largest"] = max(seen["largest"], len(message.data))
-        seen["messages"] += 1
+        if not message.subject.startswith(("beat.", "load.")):  # they come as long as it takes
+            seen["bytes"] += len(message.data)
+            seen["messages"] += 1
 
     await connection.subscribe(">", cb=count)
     await connection.flush()
@@ -226,11 +227,11 @@ async def test_a_client_that_leaves_frees_both_workers(
         extra_body={"ignore_eos": True},
     )
     await anext(aiter(stream))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not await held(stack):
             await asyncio.sleep(0.02)
     await stream.close()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (total := await held(stack)) > 0:
             await asyncio.sleep(0.1)
     assert total == 0

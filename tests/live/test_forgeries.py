@@ -21,13 +21,13 @@ from diptych_policy.voices import attempt_voice, owner_voice
 from diptych_testkit.forgeries import THIEF, forgeries, framed
 from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 TOKENS = 64
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
-    live = LiveStack(tmp_path_factory.mktemp("stack"))
+    live = LiveStack(tmp_path_factory.mktemp("stack"), patient=True)
     try:
         live.start_all()
         yield live

@@ -19,6 +19,8 @@ from diptych_testkit.live_stack import MODEL, LiveStack, Process
 pytestmark = pytest.mark.live
 
 LONG = "Once upon a time there was a lighthouse keeper who counted every ship. " * 60
+TRIES = 6
+"""Who does not come to run for a while flips a byte of what was claimed already."""
 LATER = 4
 """A chunk of 256 tokens, of the four that the prompt takes, in blocks of 64."""
 _SHAPE = struct.Struct("<8sQQ")
@@ -100,15 +102,18 @@ async def test_a_byte_flipped_between_write_and_claim_costs_an_attempt_and_no_wo
     decode = own_stack.of("decode-worker")
     pool = Pool(decode)
     async with openai.AsyncOpenAI(
-        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=120
+        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=240
     ) as client:
         undisturbed, path = await ask(client, link)
         assert (path["attempt"], path["link"]) == (1, link)
-        pool.wipe()
-        flipping = asyncio.create_task(asyncio.to_thread(pool.flip_a_written_byte))
-        text, path = await ask(client, link)
-        await flipping
+        for _ in range(TRIES):
+            pool.wipe()
+            flipping = asyncio.create_task(asyncio.to_thread(pool.flip_a_written_byte))
+            text, path = await ask(client, link)
+            await flipping
+            assert text == undisturbed
+            if path["attempt"] != 1:
+                break
     pool.close()
-    assert text == undisturbed
     assert (path["attempt"], path["link"]) == (2, link)
     assert refused(decode, "checksum") == 1

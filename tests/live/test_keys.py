@@ -35,7 +35,7 @@ class Keyed:
     def diptych(self, *arguments: str) -> Any:
         """What a command prints, as JSON; raises if it fails."""
         command = (sys.executable, "-m", "diptych_cli", *arguments, *self.live.where)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout) if "--json" in arguments else done.stdout
 
@@ -70,7 +70,7 @@ async def until(condition: Any, timeout_s: float = COUNTS_WITHIN_S) -> None:
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    live = LiveStack(tmp_path_factory.mktemp("keyed"))
+    live = LiveStack(tmp_path_factory.mktemp("keyed"), patient=True)
     try:
         live.start_all()
         port = free_port()
@@ -235,7 +235,7 @@ async def test_what_was_used_is_in_the_books_once(keyed: Keyed, clients: Any) ->
 
 async def test_a_gateway_for_the_network_does_not_start_without_a_key(own_stack: LiveStack) -> None:
     gateway = own_stack.start("gateway", HOST="0.0.0.0")
-    assert await asyncio.to_thread(gateway.popen.wait, 60) == 2
+    assert await asyncio.to_thread(gateway.popen.wait, 120) == 2
     assert "diptych keys create" in gateway.last_words()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 
+import httpx
 import openai
 import pytest
 
@@ -11,6 +12,8 @@ from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
 pytestmark = pytest.mark.live
 
+TRIES = 6
+"""Who does not come to run for a while strikes when the stream is over."""
 ASKED = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Write a long story about a lighthouse keeper."}],
@@ -43,14 +46,14 @@ class Streamed:
         return self
 
     async def until(self, chunks: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while self.chunks < chunks:
                 self.grown.clear()
                 await self.grown.wait()
 
 
 def client_of(stack: LiveStack) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=stack.base_url, api_key="none", max_retries=0, timeout=90)
+    return openai.AsyncOpenAI(base_url=stack.base_url, api_key="none", max_retries=0, timeout=240)
 
 
 @pytest.fixture
@@ -77,39 +80,40 @@ def undisturbed(stack: LiveStack) -> str:
     return asyncio.run(ask())
 
 
-def serving(stack: LiveStack, told: dict[str, object]) -> Process:
-    """The decode worker that a usage block names."""
-    workers = [p for p in stack.processes if p.service == "decode-worker"]
-    return next(p for p in workers if p.incarnation == told["decode_worker"])
-
-
 async def test_a_killed_decode_worker_is_replaced_in_mid_stream(
     own_stack: LiveStack, own_client: openai.AsyncOpenAI
 ) -> None:
     undisturbed = await Streamed(own_client).run()
-    second = own_stack.start("decode-worker")
-    await asyncio.to_thread(second.wait_ready)
-    streamed = Streamed(own_client)
-    running = asyncio.create_task(streamed.run())
-    await streamed.until(20)
-    victim = serving(own_stack, undisturbed.told)
-    if not await is_decoding(victim):
-        victim = second
-    victim.kill()
-    await running
-    assert streamed.text == undisturbed.text
+    for _ in range(TRIES):
+        own_stack.start("decode-worker")
+        await asyncio.to_thread(own_stack.of("decode-worker").wait_ready)
+        await asyncio.to_thread(own_stack.wait_for_model)
+        streamed = Streamed(own_client)
+        running = asyncio.create_task(streamed.run())
+        await streamed.until(20)
+        victim = await decoding(own_stack)
+        if victim is not None:
+            name = victim.incarnation
+            victim.kill()
+        await running
+        assert streamed.text == undisturbed.text
+        if streamed.told["attempt"] != 1:
+            break
     assert streamed.told["attempt"] == 2
-    assert streamed.told["decode_worker"] != undisturbed.told["decode_worker"] or victim is second
+    assert streamed.told["decode_worker"] != name
 
 
-async def is_decoding(worker: Process) -> bool:
-    """Whether the worker's own metrics show a running sequence."""
-    import httpx
-
+async def decoding(stack: LiveStack) -> Process | None:
+    """The decode worker whose own metrics show a running sequence."""
     async with httpx.AsyncClient(timeout=60) as http:
-        answer = await http.get(f"http://127.0.0.1:{worker.health_port}/metrics")
-    line = next(li for li in answer.text.splitlines() if li.startswith("vllm:num_requests_running"))
-    return float(line.rsplit(" ", 1)[1]) > 0
+        for worker in stack.processes:
+            if worker.service == "decode-worker" and worker.popen.poll() is None:
+                answer = await http.get(f"http://127.0.0.1:{worker.health_port}/metrics")
+                lines = answer.text.splitlines()
+                line = next(li for li in lines if li.startswith("vllm:num_requests_running"))
+                if float(line.rsplit(" ", 1)[1]) > 0:
+                    return worker
+    return None
 
 
 async def test_the_last_worker_serves_alone(
@@ -140,15 +144,19 @@ async def test_a_stream_that_is_decoding_does_not_need_the_others(
 async def test_a_frozen_decode_worker_is_fenced_and_forgotten(
     stack: LiveStack, client: openai.AsyncOpenAI, undisturbed: str
 ) -> None:
-    streamed = Streamed(client)
-    running = asyncio.create_task(streamed.run())
-    await streamed.until(20)
-    frozen = stack.of("decode-worker")
-    frozen.signal(signal.SIGSTOP)
-    await streamed.until(60)
-    frozen.signal(signal.SIGCONT)
-    await running
-    assert streamed.text == undisturbed
+    for _ in range(TRIES):
+        streamed = Streamed(client)
+        running = asyncio.create_task(streamed.run())
+        await streamed.until(20)
+        frozen = stack.of("decode-worker")
+        frozen.signal(signal.SIGSTOP)
+        await streamed.until(60)
+        frozen.signal(signal.SIGCONT)
+        await running
+        assert streamed.text == undisturbed
+        if streamed.told["attempt"] != 1:
+            break
+        await asyncio.to_thread(stack.wait_for_model)
     assert streamed.told["mode"] == "local"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from diptych_testkit.live_stack import MODEL, LiveStack
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 STREAMS = 8
 TOKENS = 48
@@ -18,7 +18,7 @@ QUESTIONS = [f"Write a long story about number {number}." for number in range(ST
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """One of each and a second decode worker; a test puts another in its victim's place."""
-    live = LiveStack(tmp_path_factory.mktemp("stack"))
+    live = LiveStack(tmp_path_factory.mktemp("stack"), patient=True)
     try:
         live.start_all()
         live.start("decode-worker").wait_ready()
@@ -28,7 +28,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
 
 
 def client_of(stack: LiveStack) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=stack.base_url, api_key="none", max_retries=0, timeout=120)
+    return openai.AsyncOpenAI(base_url=stack.base_url, api_key="none", max_retries=0, timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ async def all_streams(
     client: openai.AsyncOpenAI, started: list[asyncio.Event]
 ) -> list[str | BaseException]:
     streams = (stream(client, q, s) for q, s in zip(QUESTIONS, started, strict=True))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         return await asyncio.gather(*streams, return_exceptions=True)
 
 
@@ -76,7 +76,7 @@ async def test_no_stream_hangs_and_no_text_changes(
     async with client_of(stack) as client:
         started = [asyncio.Event() for _ in QUESTIONS]
         running = asyncio.create_task(all_streams(client, started))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             begun = [asyncio.create_task(one.wait()) for one in started]
             await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
         kill(stack, victim)

@@ -9,7 +9,8 @@ import json
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import openai
@@ -24,15 +25,19 @@ from diptych_kvlink.nixl_library import why_absent
 from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
 log = logging.getLogger("tests.kv")
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 LONG = "Once upon a time there was a lighthouse keeper who counted every ship. " * 20
 LINKS = [
     "shm",
     "tcp",
     pytest.param("nixl", marks=pytest.mark.skipif(bool(why_absent()), reason="no NIXL here")),
 ]
-WITHIN_S = 60.0
+WITHIN_S = 120.0
+TRIES = 6
+MISSED_S = 20.0
+UNDER_WAY = ("reserved", "verified")
 ENDS = ("released", "expired", "failed")
+ANY = (*UNDER_WAY, "written", *ENDS)
 
 
 @pytest.fixture
@@ -99,40 +104,79 @@ async def test_a_worker_lost_in_mid_hand_off_is_reported_by_the_other_and_costs_
     kinds = {"LINKS": ",".join(dict.fromkeys(("shm", link))), "PREFIX_CACHE": "false"}
     own_stack.start_all(kinds)
     async with openai.AsyncOpenAI(
-        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=120
+        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=240
     ) as client:
         undisturbed, path = await ask(client, link)
         assert (path["attempt"], path["link"]) == (1, link)
-        first = own_stack.of(victim)
-        other = own_stack.of("decode-worker" if victim == "prefill-worker" else "prefill-worker")
-        reader = Incarnation(own_stack.of("decode-worker").incarnation)
-        known = {t.transfer_id for t in await transfers(bus, reader)}
-        asking = asyncio.create_task(ask(client, link))
-        _, begun = await until_one_is(bus, [reader], ("reserved", "verified"), known)
-        own_stack.start(victim, **kinds)
-        first.signal(how)
-        began_s = time.monotonic()
+        for _ in range(TRIES):
+            if await strikes(own_stack, bus, Blow(link, victim, how, kinds), client, undisturbed):
+                return
+        raise AssertionError("each time the hand-off was over when the worker was struck")
 
-        if victim == "prefill-worker":
-            _, over = await until_one_is(bus, [reader], ENDS, known)
+
+@dataclass(frozen=True)
+class Blow:
+    """What befalls a worker in the middle of a hand-off."""
+
+    link: str
+    victim: str
+    how: signal.Signals
+    kinds: dict[str, str]
+
+
+async def strikes(
+    stack: LiveStack, bus: JetStreamBus, blow: Blow, client: openai.AsyncOpenAI, undisturbed: str
+) -> bool:
+    """Whether the hand-off was still under way. Whoever does not come to run may miss it."""
+    first = stack.of(blow.victim)
+    other = stack.of("decode-worker" if blow.victim == "prefill-worker" else "prefill-worker")
+    reader = Incarnation(stack.of("decode-worker").incarnation)
+    known = {t.transfer_id for t in await transfers(bus, reader)}
+    before = await asyncio.to_thread(withdrawn, other, blow.link)
+    asking = asyncio.create_task(ask(client, blow.link))
+    _, begun = await until_one_is(bus, [reader], ANY, known)
+    first.signal(blow.how)
+    began_s = time.monotonic()
+    stack.start(blow.victim, **blow.kinds)
+    in_time = begun.state in UNDER_WAY
+    if blow.victim == "prefill-worker":
+        _, over = await until_one_is(bus, [reader], ENDS, known)
+        in_time = in_time and over.state != "released"
+        if in_time:
             assert over.transfer_id == begun.transfer_id
             assert over.state == "failed"
-            died = how is signal.SIGKILL and f"writer {begun.writer} died"
+            died = blow.how is signal.SIGKILL and f"writer {begun.writer} died"
             assert over.reason in (died, "cancelled by its scheduler")
-        else:
-            async with asyncio.timeout(WITHIN_S):
-                while not await asyncio.to_thread(withdrawn, other, link):
-                    await asyncio.sleep(0.02)
-        log.info("reported after %.2f s", time.monotonic() - began_s)
-        text, path = await asking
-        assert text == undisturbed
-        assert path["link"] == link
-        if how is signal.SIGSTOP:
-            first.signal(signal.SIGCONT)
-        if how is signal.SIGSTOP and victim == "decode-worker":
-            _, over = await until_one_is(bus, [reader], ENDS, known)
-            assert over.state in ("failed", "expired")
-        await nothing_is_held(own_stack, bus)
+    text, path = await asking
+    assert text == undisturbed
+    assert path["link"] == blow.link
+    if blow.victim == "decode-worker" and in_time:
+        in_time = path["attempt"] > 1 and await counted(
+            lambda: withdrawn(other, blow.link) > before
+        )
+    log.info("reported after %.2f s at most", time.monotonic() - began_s)
+    if blow.how is signal.SIGSTOP:
+        first.signal(signal.SIGCONT)
+    if blow.how is signal.SIGSTOP and blow.victim == "decode-worker":
+        _, over = await until_one_is(bus, [reader], ENDS, known)
+        assert over.state in (("failed", "expired") if in_time else ENDS)
+    await nothing_is_held(stack, bus)
+    if not in_time:
+        await asyncio.to_thread(stack.of(blow.victim).wait_ready)
+        if blow.how is signal.SIGSTOP:
+            await asyncio.to_thread(first.kill)
+        await asyncio.to_thread(stack.wait_for_model)
+    return in_time
+
+
+async def counted(holds: Callable[[], bool]) -> bool:
+    """Whether it comes true; what was decoding already when it was struck is counted nowhere."""
+    give_up_s = time.monotonic() + MISSED_S
+    while not await asyncio.to_thread(holds):
+        if time.monotonic() > give_up_s:
+            return False
+        await asyncio.sleep(0.05)
+    return True
 
 
 async def nothing_is_held(stack: LiveStack, bus: JetStreamBus) -> None:

@@ -18,7 +18,7 @@ from diptych_testkit.kv_wire import ADDRESSES, DEVICE, Wire, why_not
 log = logging.getLogger("tests.kv")
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(why_not()), reason=f"no bad network here: {why_not()}"),
 ]
 BLOCKS = 8

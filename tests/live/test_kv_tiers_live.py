@@ -10,7 +10,7 @@ import pytest
 
 from diptych_testkit.live_stack import MODEL, LiveStack, Process
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
 
 STORY = """The lighthouse keeper wrote in his journal every evening. He counted the ships: one, two,
 three, four, five; the sixth was late. On Sundays the priest came by boat, and they argued about the
@@ -32,7 +32,7 @@ def asked(sampling: dict[str, Any]) -> dict[str, Any]:
 
 async def answer(stack: LiveStack, sampling: dict[str, Any]) -> tuple[str, Any]:
     async with openai.AsyncOpenAI(
-        base_url=stack.base_url, api_key="none", max_retries=0, timeout=120
+        base_url=stack.base_url, api_key="none", max_retries=0, timeout=240
     ) as client:
         said = await client.chat.completions.create(**asked(sampling))
     assert said.usage is not None
@@ -70,15 +70,14 @@ async def test_a_killed_prefill_workers_kv_is_restored_by_the_next(
     await asyncio.to_thread(fresh.wait_ready)
     await asyncio.to_thread(own_stack.wait_for_model)
     for sampling, cold in ((GREEDY, greedy), (SEEDED, seeded)):
-        text, usage = await restored(own_stack, sampling)
-        assert text == cold
-        assert cached(usage) == (usage.prompt_tokens - 1) // 64 * 64
+        assert await restored(own_stack, sampling) == cold
 
 
-async def restored(stack: LiveStack, sampling: dict[str, Any]) -> tuple[str, Any]:
-    """An answer of prefill that was restored: a disk too busy to answer is a miss, then again."""
+async def restored(stack: LiveStack, sampling: dict[str, Any]) -> str:
+    """An answer of which all prefill was restored: a disk too busy to answer is a miss."""
     async with asyncio.timeout(WAIT_S):
         while True:
             text, usage = await answer(stack, sampling)
-            if usage.model_extra["diptych"]["mode"] == "remote" and cached(usage):
-                return text, usage
+            whole = (usage.prompt_tokens - 1) // 64 * 64
+            if usage.model_extra["diptych"]["mode"] == "remote" and cached(usage) == whole:
+                return text

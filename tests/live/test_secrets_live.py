@@ -5,6 +5,7 @@ none.
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -24,8 +25,9 @@ from diptych_testkit.live_stack import MODEL, LiveStack
 from diptych_testkit.markers import MARKER
 from diptych_testkit.mortal_worker import ALOUD, AT_ONCE, MODULE
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
+IDLE = b"\ndiptych_scheduler_owned_requests 0.0\n"
 CHAT, RESPONSES = "/chat/completions", "/responses"
 SCHEMA = {"type": "object", "properties": {MARKER: {"type": "string", "description": MARKER}}}
 TOOL = {"name": f"f_{MARKER}", "description": MARKER, "parameters": SCHEMA}
@@ -163,7 +165,7 @@ class Asking:
             async with connect(f"{url}{path}?{MARKER}", subprotocols=offers) as socket:
                 for text in (json.dumps(sent), MARKER, f'{{"type": "{MARKER}"}}'):
                     await socket.send(text)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     for _ in range(4):
                         await socket.recv()
         with pytest.raises(WebSocketException):
@@ -172,12 +174,12 @@ class Asking:
 
 def diptych(live: LiveStack, *arguments: str) -> Any:
     command = (sys.executable, "-m", "diptych_cli", *arguments, *live.where)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def until(holds: Any, timeout_s: float = 60.0) -> None:
+def until(holds: Any, timeout_s: float = 120.0) -> None:
     give_up_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < give_up_s
@@ -185,7 +187,10 @@ def until(holds: Any, timeout_s: float = 60.0) -> None:
 
 
 def crash(live: LiveStack, asking: Asking, word: str) -> str:
-    """Have a worker die of `word`; gives its last words."""
+    """Have a worker die of `word`; gives its last words.
+
+    The client leaves then, or the next worker would be given the same request.
+    """
     dying = [p for p in live.processes if p.service == "decode-worker" and p.popen.poll() is None]
     body = {
         "model": MODEL,
@@ -194,10 +199,12 @@ def crash(live: LiveStack, asking: Asking, word: str) -> str:
         "diptych": {"mode": "local"},
     }
     sent = json.dumps(body).encode()
-    threading.Thread(
-        target=ask, args=(live.base_url + CHAT, sent, asking.headers(asking.key)), daemon=True
-    ).start()
-    until(lambda: any(process.popen.poll() is not None for process in dying))
+    fields = {**asking.headers(asking.key), "host": "x", "content-length": str(len(sent))}
+    head = [f"POST /v1{CHAT} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    with socket.create_connection(("127.0.0.1", live.port), timeout=60) as client:
+        client.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + sent)
+        until(lambda: any(process.popen.poll() is not None for process in dying))
+    until(lambda: IDLE in live.of("scheduler").page("/metrics"))
     return next(p.last_words() for p in dying if p.popen.poll() is not None)
 
 
@@ -219,13 +226,13 @@ def start(live: LiveStack) -> None:
     for service in SERVICES:
         live.start(service)
     for process in live.processes:
-        process.wait_ready(150)
-    live.wait_for_model(150)
+        process.wait_ready()
+    live.wait_for_model()
 
 
 def test_a_grep_over_all_that_is_left_finds_no_secret(collector: Collector, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{collector.server_address[1]}"
-    live = LiveStack(tmp_path, OTLP_ENDPOINT=endpoint, LOG_LEVEL="debug")
+    live = LiveStack(tmp_path, patient=True, OTLP_ENDPOINT=endpoint, LOG_LEVEL="debug")
     try:
         start(live)
         key = diptych(live, "keys", "create", "--json", "--tenant", "acme")["key"]
@@ -236,7 +243,7 @@ def test_a_grep_over_all_that_is_left_finds_no_secret(collector: Collector, tmp_
         assert {200, 400, 401, 404} <= set(asking.statuses), asking.statuses
         assert 500 not in asking.statuses
         live.of("decode-worker").kill()
-        live.start("decode-worker").wait_ready(150)
+        live.start("decode-worker").wait_ready()
         asking.everything(first=2)
         pages = [process.page("/metrics") for process in live.processes]
         assert sum(map(bool, pages)) >= 5
@@ -250,7 +257,8 @@ def test_a_worker_that_crashes_tells_where_and_not_what(
     collector: Collector, tmp_path: Path
 ) -> None:
     endpoint = f"http://127.0.0.1:{collector.server_address[1]}"
-    live = LiveStack(tmp_path, engine="sim", OTLP_ENDPOINT=endpoint, LOG_LEVEL="debug")
+    told = {"OTLP_ENDPOINT": endpoint, "LOG_LEVEL": "debug"}
+    live = LiveStack(tmp_path, engine="sim", patient=True, **told)
     try:
         for _ in range(2):
             live.start("decode-worker", module=MODULE)

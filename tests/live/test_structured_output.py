@@ -20,6 +20,8 @@ from diptych_worker.assembling import load_engine
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
 
+TRIES = 6
+"""Who does not come to run for a while strikes when the answer is over."""
 MOST = 80
 """Tokens; the shortest answer found to any of the list has 53."""
 SAMPLINGS = {"greedy": Sampling(temperature=0.0), "sampled": Sampling(temperature=1.0, seed=7)}
@@ -88,7 +90,7 @@ def test_every_schema_of_the_list_is_answered_validly(kind: str, crowd: BareEngi
 async def client(own_stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
     await asyncio.to_thread(own_stack.start_all)
     async with openai.AsyncOpenAI(
-        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=90
+        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=240
     ) as client:
         yield client
 
@@ -148,7 +150,7 @@ class Streamed:
         return self
 
     async def until(self, chunks: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while self.chunks < chunks:
                 self._grown.clear()
                 await self._grown.wait()
@@ -160,11 +162,16 @@ async def test_a_decode_worker_killed_in_mid_answer_changes_nothing(
     undisturbed = await Streamed(client).run()
     assert undisturbed.finish == "stop"
     valid(undisturbed.text, THING)
-    streamed = Streamed(client)
-    running = asyncio.create_task(streamed.run())
-    await streamed.until(20)
-    own_stack.of("decode-worker").kill()
-    await running
+    for _ in range(TRIES):
+        streamed = Streamed(client)
+        running = asyncio.create_task(streamed.run())
+        await streamed.until(20)
+        own_stack.of("decode-worker").kill()
+        await running
+        assert streamed.finish == "stop"
+        assert streamed.text == undisturbed.text
+        if streamed.attempt != 1:
+            break
+        await asyncio.to_thread(own_stack.start("decode-worker").wait_ready)
+        await asyncio.to_thread(own_stack.wait_for_model)
     assert streamed.attempt == 2
-    assert streamed.finish == "stop"
-    assert streamed.text == undisturbed.text

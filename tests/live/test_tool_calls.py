@@ -12,6 +12,8 @@ from diptych_testkit.live_stack import MODEL, LiveStack
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
+TRIES = 6
+"""Who does not come to run for a while strikes when the call is over."""
 FUNCTION: dict[str, Any] = {
     "name": "get_weather",
     "description": "Tells the weather of a city",
@@ -36,7 +38,7 @@ NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 async def client(own_stack: LiveStack) -> AsyncIterator[openai.AsyncOpenAI]:
     await asyncio.to_thread(own_stack.start_all)
     async with openai.AsyncOpenAI(
-        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=120
+        base_url=own_stack.base_url, api_key="none", max_retries=0, timeout=240
     ) as client:
         yield client
 
@@ -95,7 +97,7 @@ async def streamed(
                 arguments += (call.function.arguments if call.function else None) or ""
                 chunks += 1
             finish = choice.finish_reason or finish
-        if chunks == 8 and begun is not None:
+        if chunks >= 8 and begun is not None:
             begun.set()
         if chunk.usage:
             attempt = (chunk.usage.model_extra or {})["diptych"]["attempt"]
@@ -108,9 +110,16 @@ async def test_a_worker_killed_within_arguments_changes_nothing(
     undisturbed, finish, _ = await streamed(client)
     assert finish == "tool_calls"
     assert len(json.loads(undisturbed)["days"]) >= 8
-    begun = asyncio.Event()
-    running = asyncio.create_task(streamed(client, begun))
-    async with asyncio.timeout(60):
-        await begun.wait()
-    own_stack.of("decode-worker").kill()
-    assert await running == (undisturbed, "tool_calls", 2)
+    for _ in range(TRIES):
+        begun = asyncio.Event()
+        running = asyncio.create_task(streamed(client, begun))
+        async with asyncio.timeout(120):
+            await begun.wait()
+        own_stack.of("decode-worker").kill()
+        arguments, finish, attempt = await running
+        assert (arguments, finish) == (undisturbed, "tool_calls")
+        if attempt != 1:
+            break
+        await asyncio.to_thread(own_stack.start("decode-worker").wait_ready)
+        await asyncio.to_thread(own_stack.wait_for_model)
+    assert attempt == 2

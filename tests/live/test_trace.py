@@ -75,7 +75,7 @@ def collector() -> Iterator[Collector]:
 
 
 async def test_one_request_is_one_trace(collector: Collector, tmp_path: Path) -> None:
-    stack = LiveStack(tmp_path, OTLP_ENDPOINT=collector.endpoint)
+    stack = LiveStack(tmp_path, patient=True, OTLP_ENDPOINT=collector.endpoint)
     secret = "xylophone"
     try:
         await asyncio.to_thread(stack.start_all)
@@ -86,6 +86,9 @@ async def test_one_request_is_one_trace(collector: Collector, tmp_path: Path) ->
                 max_tokens=8,
                 extra_body={"diptych": {"mode": "remote"}},
             )
+        async with asyncio.timeout(60):  # who is asked to stop has 3 s for what is left
+            while not WANTED.keys() <= {name for _, _, name, _ in collector.spans}:
+                await asyncio.sleep(0.1)
         pages = [process.page("/metrics") for process in stack.processes]
     finally:
         await asyncio.to_thread(stack.close)

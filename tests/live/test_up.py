@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 
 from diptych_testkit.running_up import Up
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 
 def children(up: Up) -> dict[str, psutil.Process]:
@@ -37,13 +39,20 @@ def ask(up: Up, question: str) -> dict[str, Any]:
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        parsed: dict[str, Any] = json.loads(answer.read())
-    return parsed
+    give_up_s = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                parsed: dict[str, Any] = json.loads(answer.read())
+                return parsed
+        except urllib.error.HTTPError as err:  # the bus may just be coming back
+            if err.code != 503 or time.monotonic() > give_up_s:
+                raise
+            time.sleep(float(err.headers.get("retry-after", 1)))
 
 
 def gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=60)
+    _, alive = psutil.wait_procs(processes, timeout=120)
     return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -14,10 +14,10 @@ from diptych_testkit.live_stack import MODEL, LiveStack, gguf_path
 from diptych_testkit.triton_models.repository import Model
 from diptych_testkit.triton_server import Installation, TritonServer
 
-pytestmark = pytest.mark.triton
+pytestmark = [pytest.mark.triton, pytest.mark.timeout(1800)]
 
 QUESTION = [{"role": "user", "content": "Write a long story about a lighthouse keeper."}]
-TOKENS = 60
+TOKENS = 120
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ class Fleet:
             server = TritonServer(folder / f"server-{n}", installation, transceiver=folder / "kv")
             ending.callback(server.stop)
             self.servers.append(server.start([Model(name=model, gguf=str(gguf_path()))]))
-        self.stack = LiveStack(folder)
+        self.stack = LiveStack(folder, patient=True)
         ending.callback(self.stack.close)
 
     def start(self) -> None:
@@ -77,7 +77,7 @@ def fleet(tmp_path: Path, installation: Installation) -> Iterator[Fleet]:
 @pytest.fixture
 async def client(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
-        base_url=fleet.stack.base_url, api_key="none", max_retries=0, timeout=120
+        base_url=fleet.stack.base_url, api_key="none", max_retries=0, timeout=400
     ) as client:
         yield client
 
@@ -111,7 +111,7 @@ class Streamed:
         return self
 
     async def until(self, chunks: int) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while self.chunks < chunks:
                 self._grown.clear()
                 await self._grown.wait()
@@ -137,7 +137,7 @@ async def test_two_models_of_two_servers_answer_as_the_bare_engine_and_one_may_d
     for server in fleet.servers:
         server.log.write_text("")
     stream = Streamed(client)
-    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(400), asyncio.TaskGroup() as group:
         running = group.create_task(stream.run())
         await stream.until(10)
         dying = fleet.generates()
@@ -148,7 +148,7 @@ async def test_two_models_of_two_servers_answer_as_the_bare_engine_and_one_may_d
 
     left = [server for server in (first, *others) if server is not dying]
     last = Streamed(client)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(400):
         running = asyncio.create_task(last.run())
         await last.until(10)
         for server in (*left, fleet.servers[0]):

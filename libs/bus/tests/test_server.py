@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from diptych_bus.jetstream import JetStreamBus, declaring
+from diptych_bus.jetstream import JetStreamBus, declaring, store_identity
 from diptych_bus.jetstream.answers import ApiError, api
 from diptych_bus.server import NatsServer, command, config_text, jetstream_answers, read_port
 from diptych_contracts.errors import BusAway, Permanent, Transient
@@ -112,3 +112,24 @@ async def test_a_stream_that_cannot_be_made_at_once_is_tried_again(
         assert (await bus.span()).last_seq == 0
         await bus.close()
     assert len(failures) == 2
+
+
+async def test_a_server_that_is_slow_has_as_long_as_its_clients_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine at full load five seconds were too short: a process that waits for 60 failed."""
+    asked: dict[str, float] = {}
+
+    async def noted(connection: Any, path: str, *arguments: Any, timeout_s: float) -> Any:
+        asked[path] = timeout_s
+        return await api(connection, path, *arguments, timeout_s=timeout_s)
+
+    for module in (declaring, store_identity):
+        monkeypatch.setattr(module, "api", noted)
+    monkeypatch.setattr(declaring, "DECLARE_S", 0.0)
+    monkeypatch.setattr(store_identity, "LOOK_S", 0.0)
+    async with NatsServer(tmp_path) as server:
+        bus = await JetStreamBus.connect(server.url, name="patient", wait_s=600.0)
+        await bus.close()
+    assert {"STREAM.CREATE.TOKENS", "STREAM.LIST"} <= asked.keys()
+    assert min(asked.values()) > 60.0

@@ -17,7 +17,7 @@ from diptych_identity.roles import Role
 from diptych_testkit.guarded_nats import GuardedNats, guarded_nats
 
 PROGRAM = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 from diptych_chassis.running import run
 from diptych_chassis.settings import ServiceSettings, read_settings
 from diptych_contracts.errors import Permanent
@@ -70,10 +70,10 @@ class Service:
 
     def ended(self) -> int:
         assert self.process.stderr is not None
-        self.lines += [json.loads(line) for line in self.process.stderr]
-        code = self.process.wait(60)
-        self.process.stderr.close()
-        return code
+        with self.process:  # waits, and closes what it says
+            said = self.process.stderr.read()
+        self.lines += [json.loads(line) for line in said.splitlines()]
+        return self.process.returncode
 
     def named(self, event: str) -> dict[str, Any]:
         return next(line for line in self.lines if line["event"] == event)
@@ -197,15 +197,22 @@ def test_a_stop_that_takes_too_long_is_cut_off(bus: GuardedNats) -> None:
     assert service.named("stop_cut_off")["level"] == "error"
 
 
-@pytest.mark.parametrize("owned", [True, False])
-def test_a_stop_whose_cancellation_is_swallowed_is_insisted_on(
-    bus: GuardedNats, owned: bool
-) -> None:
-    """A task that hears only its third cancellation, of a group, or forgotten by its owner."""
-    waiting = "async with asyncio.TaskGroup() as group: group.create_task(deaf())"
-    forgotten = "global left; left = asyncio.create_task(deaf()); await asyncio.sleep(600)"
+LEFT = "global left; left = asyncio.create_task({}); await asyncio.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "async with asyncio.TaskGroup() as group: group.create_task(deaf())",
+        LEFT.format("deaf()"),
+        LEFT.format("asyncio.to_thread(time.sleep, 1)"),
+    ],
+    ids=["of a group", "forgotten", "a thread, forgotten"],
+)
+def test_a_stop_whose_cancellation_is_swallowed_is_insisted_on(bus: GuardedNats, body: str) -> None:
+    """A task that hears only its third cancellation, or a thread that hears none."""
     quick = "from diptych_chassis import ending; ending.INSIST_S = 0.1; member.ready(True)\n    "
-    service = Service(quick + (waiting if owned else forgotten), bus)
+    service = Service(quick + body, bus)
     service.until("service_started")
     service.process.send_signal(signal.SIGTERM)
     service.until("service_stopping")

@@ -148,6 +148,28 @@ def test_slots_are_told_with_what_holds_them(capsys: pytest.CaptureFixture[str])
     assert '"generations":[2,2,2,1]' in kv.json_text([snapshot])
 
 
+def test_what_a_worker_says_does_not_reach_the_terminal_as_orders(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker that was broken into could write what its operator reads, or hide it."""
+    evil = "\x1b[2J\x1b]0;owned\x07 it\r is fine"
+    told = snapshots(
+        written=a_transfer(reason=evil, steps=(KvStep(state=evil, ago_ms=1.0, reason=evil),)),
+        read=a_transfer(writer=evil, link=evil),
+    )
+
+    async def asked(*_: Any) -> list[KvSnapshot]:
+        return told
+
+    monkeypatch.setattr(kv_trace, "_asked", asked)
+    kv_trace.trace("nats://nowhere", NAME, as_json=False)
+    for view in (kv, kv_blocks):
+        rich.console.Console(width=200).print(view.table(told))
+    text = capsys.readouterr().out
+    assert "it? is fine" in text
+    assert not set(text) & set("\x1b\x07\r")
+
+
 def test_many_runs_of_slots_are_cut_short() -> None:
     told = kv_blocks.which(tuple(range(0, 40, 2)), (1,) * 20)
     assert told.startswith("0 (1), 2 (1), ")

@@ -15,6 +15,7 @@ from diptych_contracts.journal import Report
 from diptych_contracts.sampling import Sampling, Stopping
 from diptych_contracts.transfers import LinkEndpoint, Reserve, SlotRef, Ticket
 from diptych_contracts.wire import encode
+from diptych_kvlink import nixl_writer
 from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.link_identity import LinkIdentity
 from diptych_kvlink.links import (
@@ -204,6 +205,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 def stall_s() -> float:
     """How patient links are; a test of a stall overrides it."""
     return 60.0
+
+
+@pytest.fixture(autouse=True)
+def patient_nixl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a first contact may take long: the machine is busy."""
+    monkeypatch.setattr(nixl_writer, "_CONNECT_S", 60.0)
 
 
 @pytest.fixture

@@ -2,6 +2,10 @@
 
 import mmap
 import os
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,7 +44,7 @@ def test_private_memory_is_there_and_empty(monkeypatch: pytest.MonkeyPatch) -> N
             assert memory[:n_bytes] == bytes(n_bytes)
     monkeypatch.setattr(huge_pages, "_POPULATE_WRITE", 9999)  # As a kernel that is older.
     with huge_pages.private(N_BYTES) as memory:
-        assert len(memory) == N_BYTES
+        assert memory[:N_BYTES] == bytes(N_BYTES)
 
 
 def test_an_older_kernel_maps_a_file_all_the_same(
@@ -52,3 +56,30 @@ def test_an_older_kernel_maps_a_file_all_the_same(
         huge_pages.prepare(file.fileno(), N_BYTES)
         with huge_pages.shared(file.fileno(), N_BYTES) as memory:
             assert memory[:] == bytes(N_BYTES)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory comes page by page, as used")
+def test_other_threads_run_while_memory_is_made(tmp_path: Path) -> None:
+    """A worker that made 236 MB with Python's lock in its hand was silent till taken for dead."""
+    assert another_thread_runs_during(lambda: huge_pages.private(N_BYTES))
+    with (tmp_path / "pool").open("w+b") as file:
+        huge_pages.prepare(file.fileno(), N_BYTES)
+        assert another_thread_runs_during(lambda: huge_pages.shared(file.fileno(), N_BYTES))
+
+
+def another_thread_runs_during(make: Callable[[], mmap.mmap]) -> bool:
+    """Whether `make` lets go of Python's lock: here nobody is made to, however long he has it."""
+    may_run, ran = threading.Lock(), threading.Event()
+    may_run.acquire()
+    thread = threading.Thread(target=lambda: (may_run.acquire(), ran.set()))
+    give_up_s, before_s = time.monotonic() + 60, sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        thread.start()
+        may_run.release()
+        while not ran.is_set() and time.monotonic() < give_up_s:
+            make().close()
+        return ran.is_set()
+    finally:
+        sys.setswitchinterval(before_s)
+        thread.join()

@@ -125,7 +125,14 @@ class Child:
         self.process.stdin.flush()
 
     def signal(self, number: signal.Signals) -> None:
+        """Freeze it, until none of its threads runs (on a busy machine they go on at first)."""
         os.kill(self.process.pid, number)
+        if number is signal.SIGSTOP:
+            wait_until(lambda: set(self._states()) == {"T"})
+
+    def _states(self) -> list[str]:
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
+        return [task.read_text().rpartition(")")[2].split()[0] for task in tasks]
 
     def end(self) -> None:
         self.process.kill()

@@ -151,7 +151,11 @@ def test_the_disk_has_its_room_back_when_nobody_parks(tmp_path: Path) -> None:
     assert os.fstat(store._fd).st_blocks * 512 >= 2 * SLOT_BYTES
     assert os.fstat(store._fd).st_mode & 0o777 == 0o600
     lot.free(A)
+    assert lot.is_empty
+    lot.trim()
     assert os.fstat(store._fd).st_size == 0
+    lot.reserve(B, 2)
+    assert os.fstat(store._fd).st_blocks * 512 >= 2 * SLOT_BYTES
     lot.close()
 
 

@@ -102,6 +102,9 @@ def test_every_broken_promise_is_named() -> None:
     report.false_alarms = [Loss("s1", "d2", 0.0, 1.0)]
     report.crashes = ["gateway ended with 1"]
     report.pauses = [Sample(struck(), Pause(0.0, 9.0, 2.1))]
+    report.any_pace = True
+    assert len(broken_promises(report)) == 8, "without the figures of time"
+    report.any_pace = False
     broken = "\n".join(broken_promises(report))
     for word in (
         "lost tokens: 1",

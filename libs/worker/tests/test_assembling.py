@@ -1,9 +1,16 @@
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from diptych_contracts.errors import Permanent
+from diptych_contracts.fleet import Role
+from diptych_kvlink.parking import Lot
 from diptych_testkit.tiny_gguf import CONTEXT_TOKENS, write_tiny_gguf
+from diptych_testkit.toy_engine import ToyStepEngine
 from diptych_worker.assembling import read_card
+from diptych_worker.lots import open_lots
 from diptych_worker.settings import WorkerSettings
 
 
@@ -29,3 +36,25 @@ def test_a_model_takes_what_it_was_trained_for(engine: str, expected: int, tmp_p
 def test_an_engine_is_one_of_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"engine: expected one of llamacpp, sim.* got 'lamacpp'"):
         WorkerSettings(engine="lamacpp")
+
+
+@pytest.mark.parametrize("n_bytes", [-1, 1 << 60])
+@pytest.mark.parametrize("name", ["kv_parking_host_bytes", "kv_parking_disk_bytes"])
+def test_room_to_park_is_no_more_than_there_can_be(name: str, n_bytes: int, tmp_path: Path) -> None:
+    """A list of a large lot's slots took all memory; what is beyond 2^63 cannot be told."""
+    settings: dict[str, Any] = {name: n_bytes, "kv_parking_dir": tmp_path}
+    with pytest.raises(ValueError, match=f"{name}: expected 0 to"):
+        WorkerSettings(**settings)
+
+
+def test_room_for_less_than_a_block_stops_the_start() -> None:
+    layout = ToyStepEngine().spec.layout
+
+    def lots(n_bytes: int) -> Mapping[str, Lot]:
+        settings = WorkerSettings(kv_parking_host_bytes=n_bytes)
+        return open_lots(settings, Role.DECODE, layout, clock=lambda: 0.0)
+
+    assert list(lots(layout.slot_bytes)) == ["host"]
+    assert lots(1 << 50)["host"].room.total_bytes > (1 << 49)
+    with pytest.raises(Permanent, match="KV_PARKING_HOST_BYTES: 4 bytes hold no block"):
+        lots(4)

@@ -13,6 +13,7 @@ from diptych_policy.prefixes import block_hashes
 from diptych_policy.tiering import tier_keys
 from diptych_testkit.builders import a_generation
 from diptych_testkit.toy_engine import ToyStepEngine
+from diptych_worker import tiering
 from diptych_worker.announced_blocks import AnnouncedBlocks
 from diptych_worker.attempts import Attempt
 from diptych_worker.tier_writing import TierWriting
@@ -40,6 +41,9 @@ class Stack:
         self.speed = 1e9
         self.on_read: Callable[[], None] = lambda: None
         self.held: asyncio.Event | None = None
+        self.reading: asyncio.Event | None = None
+        self.orders = 0
+        self.put_orders: list[int | None] = []
 
     async def find(self, keys: Sequence[TierKey]) -> Found:
         self.finds.append(len(keys))
@@ -53,9 +57,12 @@ class Stack:
     async def read(self, keys: Sequence[TierKey], *, timeout_s: float) -> list[bytes]:
         self.reads.append(len(keys))
         self.on_read()
+        if self.reading is not None:
+            await self.reading.wait()
         return [self.entries[key] for key in keys if key in self.entries]
 
-    def put(self, key: TierKey, data: bytes) -> bool:
+    def put(self, key: TierKey, data: bytes, *, orders: int | None = None) -> bool:
+        self.put_orders.append(orders)
         if self.full:
             return False
         self.puts.append(key)
@@ -136,6 +143,39 @@ async def test_a_block_is_wanted_at_its_second_sighting_and_until_the_tiers_take
     await tee(await room.work())
     assert room.stack.puts == list(keys())
     assert (await room.work()).wanted == frozenset()
+
+
+async def test_what_is_computed_after_a_purge_says_that_it_began_before() -> None:
+    """A prompt that was being filled wrote its tenant's blocks again once they were purged."""
+    room = Room()
+    await room.work()
+    room.stack.orders = 3
+    work = await room.work()
+    room.stack.orders = 4
+    await tee(work)
+    assert room.stack.put_orders == [3] * 4
+
+
+async def test_prompts_that_read_at_once_hold_no_more_than_all_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each was given all the room there was before any of them had read."""
+    monkeypatch.setattr(tiering, "_HELD_BYTES", 5 * SLOT)
+    room = Room(always=True)
+    room.keep()
+    room.stack.held, room.stack.reading = asyncio.Event(), asyncio.Event()
+    works = [asyncio.create_task(room.work()) for _ in range(3)]
+    await asyncio.sleep(1)
+    room.stack.held.set()
+    await asyncio.sleep(1)
+    assert room.stack.reads == [4, 1]
+    room.stack.reading.set()
+    made = await asyncio.gather(*works)
+    assert [len(work.restored) for work in made] == [4, 1, 0]
+    for work in made:
+        work.leave()
+    await asyncio.sleep(1)
+    assert len((await room.work()).restored) == 4
 
 
 async def tee(work: TierWork) -> None:
@@ -250,7 +290,7 @@ async def test_what_the_engine_made_of_it_is_counted() -> None:
 
 async def test_copies_under_way_are_bounded_and_what_does_not_fit_is_counted() -> None:
     taken: list[TierKey] = []
-    writing = TierWriting(lambda key, _data: taken.append(key), most_bytes=250)
+    writing = TierWriting(lambda key, _data, _orders: taken.append(key), most_bytes=250)
     for key in keys():
         writing.offer(key, memoryview(bytes(100)))
     assert (taken, writing.dropped) == ([], 2)

@@ -1,5 +1,7 @@
 """What an operator says of paths: settings become the rules that routing goes by."""
 
+from math import inf, nan
+
 import pytest
 
 from diptych_contracts.requests import KvPath, PriorityClass
@@ -25,7 +27,7 @@ def test_an_slo_is_one_for_all_classes_or_one_for_each() -> None:
     assert list(three.values()) == [0.2, 0.45, 10.0]
 
 
-@pytest.mark.parametrize("slos", [(), (1.0, 2.0), (-1.0,)])
+@pytest.mark.parametrize("slos", [(), (1.0, 2.0), (-1.0,), (nan,), (inf,)])
 def test_an_slo_that_is_none_stops_the_start(slos: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="TTFT_SLO_S: expected"):
         SchedulerSettings(ttft_slo_s=slos)

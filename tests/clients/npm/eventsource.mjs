@@ -18,6 +18,15 @@ function print(id, text) {
   process.stdout.write(JSON.stringify({ id, text }) + "\n");
 }
 
+// An `EventSource` gives up at any status but 200: a gateway that just starts may say 503.
+async function patient(url, init) {
+  for (;;) {
+    const answer = await fetch(url, init);
+    if (answer.status !== 503) return answer;
+    await new Promise((wake) => setTimeout(wake, 500));
+  }
+}
+
 function chat() {
   const body = JSON.stringify({
     model,
@@ -32,7 +41,7 @@ function chat() {
       "content-type": "application/json",
       "x-diptych-resume": "1",
     };
-    return fetch(url, { ...init, method: "POST", headers, body });
+    return patient(url, { ...init, method: "POST", headers, body });
   };
   const source = new EventSource(`${base}/chat/completions`, { fetch: post });
   source.addEventListener("message", ({ data, lastEventId }) => {
@@ -55,7 +64,7 @@ async function response() {
     }),
   });
   const { id } = await answer.json();
-  const source = new EventSource(`${base}/responses/${id}?stream=true`);
+  const source = new EventSource(`${base}/responses/${id}?stream=true`, { fetch: patient });
   source.addEventListener("response.output_text.delta", ({ data, lastEventId }) =>
     print(lastEventId, JSON.parse(data).delta),
   );

@@ -57,13 +57,17 @@ def run(
         setup(_telemetry(service, new_incarnation(service, rng), settings))
         return _report(err, ever_ready=False)
     setup(_telemetry(service, me.name, settings))
+    code = EXIT_FAILED
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            return runner.run(_live(service, me, settings, serve=serve, rng=rng))
+            code = runner.run(_live(service, me, settings, serve=serve, rng=rng))
     except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
+        code = _EXIT_INTERRUPTED
+    except asyncio.CancelledError:
+        pass  # the end was insisted on (`ending`) while a thread went on
     finally:
         shutdown()
+    return code
 
 
 def _telemetry(

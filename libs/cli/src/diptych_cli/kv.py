@@ -10,7 +10,7 @@ import msgspec
 from diptych_bus.port import Bus, Gone, Kept
 from diptych_cli.failing import need
 from diptych_cli.joining import joined
-from diptych_cli.tables import blank, console
+from diptych_cli.tables import blank, console, printable
 from diptych_contracts import subjects
 from diptych_contracts.codecs import RAW
 from diptych_contracts.control import KvAsk, KvSnapshot, KvTransfer
@@ -91,11 +91,11 @@ def table(snapshots: Sequence[KvSnapshot]) -> Any:
     parts: list[Any] = []
     for snapshot in snapshots:
         used = f"{snapshot.slots_used} of {snapshot.slots} slots in use"
-        parts.append(need("rich.text").Text(f"{snapshot.worker}  {used}", style="bold"))
+        parts.append(need("rich.text").Text(printable(f"{snapshot.worker}  {used}"), style="bold"))
         if snapshot.transfers or snapshot.outgoing:
             made = blank(*COLUMNS, right=("age", "left", "bytes"), fold=_LONG)
             for transfer in (*snapshot.transfers, *snapshot.outgoing):
-                made.add_row(*row(transfer))
+                made.add_row(*map(printable, row(transfer)))
             parts.append(made)
     return need("rich.console").Group(*parts)
 

@@ -7,7 +7,7 @@ from typing import Any
 from diptych_cli.failing import need
 from diptych_cli.joining import joined
 from diptych_cli.kv import collected, json_text, short
-from diptych_cli.tables import blank, console
+from diptych_cli.tables import blank, console, printable
 from diptych_contracts.control import KvAsk, KvSnapshot, KvTransfer
 
 COLUMNS = ("transfer", "state", "slots", "which", "bytes", "age", "from")
@@ -34,11 +34,11 @@ def table(snapshots: Sequence[KvSnapshot]) -> Any:
     """Each worker, and under it a row for every transfer that holds slots."""
     parts: list[Any] = []
     for snapshot in snapshots:
-        parts.append(need("rich.text").Text(headline(snapshot), style="bold"))
+        parts.append(need("rich.text").Text(printable(headline(snapshot)), style="bold"))
         if snapshot.transfers:
             made = blank(*COLUMNS, right=("slots", "bytes", "age"), fold=("which", "from"))
             for transfer in snapshot.transfers:
-                made.add_row(*row(transfer, snapshot.slot_bytes))
+                made.add_row(*map(printable, row(transfer, snapshot.slot_bytes)))
             parts.append(made)
     return need("rich.console").Group(*parts)
 

@@ -11,7 +11,7 @@ from diptych_bus.port import Bus
 from diptych_cli.failing import need
 from diptych_cli.identities import listed
 from diptych_cli.joining import joined
-from diptych_cli.tables import blank, console
+from diptych_cli.tables import blank, console, printable
 from diptych_contracts import subjects
 from diptych_contracts.control import TiersAsk, TiersSnapshot
 from diptych_contracts.errors import BusAway
@@ -65,11 +65,11 @@ def table(snapshots: Sequence[TiersSnapshot]) -> Any:
     """Each worker, and under it a row for every tier."""
     parts: list[Any] = []
     for snapshot in snapshots:
-        parts.append(need("rich.text").Text(headline(snapshot), style="bold"))
+        parts.append(need("rich.text").Text(printable(headline(snapshot)), style="bold"))
         if snapshot.tiers:
             made = blank(*COLUMNS, right=COLUMNS[1:-1], fold=("tier", "away"))
             for usage in snapshot.tiers:
-                made.add_row(*row(usage))
+                made.add_row(*map(printable, row(usage)))
             parts.append(made)
     return need("rich.console").Group(*parts)
 

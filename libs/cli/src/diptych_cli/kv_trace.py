@@ -12,6 +12,7 @@ from diptych_cli.failing import CliError
 from diptych_cli.graveyard import SHOWN_AS
 from diptych_cli.joining import joined
 from diptych_cli.kv import collected, json_text, way
+from diptych_cli.tables import printable
 from diptych_contracts.control import KvAsk, KvSnapshot, KvTransfer
 from diptych_contracts.ids import Incarnation
 
@@ -53,7 +54,7 @@ def trace(nats_url: str, name: str, *, as_json: bool) -> int:
             "worker alone, or is longer ago than the workers remember"
         )
     for line in story(snapshots):
-        print(line)
+        print(printable(line))
     return 0
 
 

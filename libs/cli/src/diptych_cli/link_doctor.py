@@ -12,6 +12,7 @@ from diptych_cli.failing import CliError
 from diptych_cli.identities import listed
 from diptych_cli.joining import joined
 from diptych_cli.kv import collected
+from diptych_cli.tables import printable
 from diptych_contracts import subjects
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import DiptychError
@@ -56,7 +57,7 @@ def doctor_links(running: Callable[[], str]) -> int:
         return 0
     stack = asyncio.run(_asked(nats_url))
     for line in link_pairs.workers(stack.registrations, stack.reports):
-        print(line)
+        print(printable(line))
     print()
     for finding in link_pairs.pairs(stack.registrations, stack.reports, stack.last_used):
         _say(finding)
@@ -97,6 +98,6 @@ def last_used(snapshots: Sequence[KvSnapshot]) -> dict[tuple[str, str], str]:
 
 
 def _say(finding: Finding) -> None:
-    print(f"{finding.grade.value} {finding.about}: {finding.found}", flush=True)
+    print(printable(f"{finding.grade.value} {finding.about}: {finding.found}"), flush=True)
     if finding.advice:
-        print(f"    {finding.advice}", flush=True)
+        print(printable(f"    {finding.advice}"), flush=True)

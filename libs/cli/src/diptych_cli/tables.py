@@ -25,3 +25,8 @@ def blank(*columns: str, right: tuple[str, ...] = (), fold: tuple[str, ...] = ()
         overflow = {"overflow": "fold"} if column in fold else {"no_wrap": True}
         made.add_column(column, justify=side, **overflow)
     return made
+
+
+def printable(text: str) -> str:
+    """What another process says, fit for a terminal: no sign of it moves, hides or colours any."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)

@@ -3,14 +3,17 @@
 A *lot* is a number of slots, each for one block as it came (encoded and sealed as it was). Who is
 to park has room reserved from before anything is written (`reserve`), so what was taken can be
 kept.
-`put` and `take` move bytes, and may block: they are called off the event loop, and nothing of their
-transfer is freed meanwhile. `take` gives what was put, or raises; never other bytes.
+`prepare`, `put`, `take` and `trim` may block: they are called off the event loop, by one thread,
+and nothing of their transfer is freed meanwhile. `take` gives what was put, or raises; never other
+bytes.
 
 A lot that fails is out of order (`away`) for a while that doubles: it refuses, and is asked again.
+So is one that hangs, until it does not.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Protocol
 
 from diptych_contracts.errors import Refused
@@ -29,7 +32,7 @@ class Store(Protocol):
     """What keeps the bytes of a lot's slots."""
 
     def allocate(self, slot: int) -> None:
-        """Make sure that a block can be kept in `slot`. Raises `OSError`."""
+        """Make sure that a block can be kept in `slot`. May block. Raises `OSError`."""
         ...
 
     def write(self, slot: int, block: memoryview) -> None:
@@ -40,8 +43,16 @@ class Store(Protocol):
         """What was written. May block. Raises `OSError`, or `Unverified` if it is not that."""
         ...
 
+    def is_allocated(self, slot: int) -> bool:
+        """Whether `allocate` has nothing to do for `slot`."""
+        ...
+
     def drop(self, slots: Sequence[int], *, last: bool) -> None:
         """Forget what they hold; `last`: no slot holds anything any more."""
+        ...
+
+    def trim(self) -> None:
+        """Give back the room of slots that hold nothing. May block. Raises `OSError`."""
         ...
 
     def close(self) -> None:
@@ -73,22 +84,34 @@ class Lot:
         self._store = store
         self._slot_bytes = slot_bytes
         self._slots = total_bytes // slot_bytes
-        self._free = deque(range(self._slots))
+        self._fresh = 0
+        """Slots from here on were never used: of a large lot a list of them would be larger yet."""
+        self._free: deque[int] = deque()
+        """Slots that were used and hold nothing now."""
         self._held: dict[TransferId, tuple[int, ...]] = {}
         self._clock = clock
         self._away_s = 0.0
         self._away_until_s = 0.0
         self._rates: dict[str, float] = {}
+        self.hangs = False
+        """Something that was begun here does not end."""
+        self.moved_s = clock()
+        """When a block was last moved."""
 
     @property
     def away(self) -> bool:
         """Whether it is out of order for now."""
-        return self._clock() < self._away_until_s
+        return self.hangs or self._clock() < self._away_until_s
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody has room here."""
+        return not self._held
 
     @property
     def room(self) -> ParkingRoom:
         """What others may know of it."""
-        used = self._slots - len(self._free)
+        used = self._slots - self._free_slots
         return ParkingRoom(
             kind=self.kind,
             total_bytes=0 if self.away else self._slots * self._slot_bytes,
@@ -102,13 +125,16 @@ class Lot:
             return
         if self.away:
             raise Refused(RefusalReason.NO_ROOM, f"parking on {self.kind} is out of order")
-        if blocks > len(self._free):
+        if blocks > self._free_slots:
             raise Refused(
                 RefusalReason.NO_ROOM,
                 f"parking on {self.kind} needs {blocks} slots, "
-                f"{len(self._free)} of {self._slots} are free",
+                f"{self._free_slots} of {self._slots} are free",
             )
-        slots = tuple(self._free.popleft() for _ in range(blocks))
+        slots = self._next(blocks)
+        for _ in range(min(blocks, len(self._free))):
+            self._free.popleft()
+        self._fresh = max([self._fresh, *(slot + 1 for slot in slots)])
         self._held[transfer_id] = slots
         try:
             for slot in slots:
@@ -120,17 +146,31 @@ class Lot:
                 RefusalReason.NO_ROOM, f"no room to park on {self.kind}: {err.strerror}"
             ) from err
 
+    def lacking(self, blocks: int) -> tuple[int, ...]:
+        """Of the slots that the next `blocks` get, those that `prepare` has something to do for."""
+        return tuple(slot for slot in self._next(blocks) if not self._store.is_allocated(slot))
+
+    def prepare(self, slots: Sequence[int]) -> None:
+        """Have the store keep room for `slots`, so that `reserve` need not. Raises `OSError`."""
+        for slot in slots:
+            self._store.allocate(slot)
+            self.moved_s = self._clock()
+
     def put(self, transfer_id: TransferId, blocks: Sequence[memoryview]) -> None:
         """Keep copies of `blocks`. Raises `OSError`."""
         began_s = self._clock()
         for slot, block in zip(self._held[transfer_id], blocks, strict=True):
             self._store.write(slot, block)
+            self.moved_s = self._clock()
         self._measured("in", sum(len(block) for block in blocks), self._clock() - began_s)
 
     def take(self, transfer_id: TransferId) -> list[memoryview]:
         """What was put. Raises `OSError`, `Unverified`."""
         began_s = self._clock()
-        blocks = [self._store.read(slot) for slot in self._held[transfer_id]]
+        blocks = []
+        for slot in self._held[transfer_id]:
+            blocks.append(self._store.read(slot))
+            self.moved_s = self._clock()
         self._measured("out", sum(len(block) for block in blocks), self._clock() - began_s)
         return blocks
 
@@ -140,6 +180,10 @@ class Lot:
         if slots:
             self._store.drop(slots, last=not self._held)
             self._free.extend(slots)
+
+    def trim(self) -> None:
+        """Give back the room of slots, after all were freed. Raises `OSError`."""
+        self._store.trim()
 
     def failed(self) -> None:
         """It could not keep what it had promised room for: leave it alone for a while."""
@@ -153,11 +197,22 @@ class Lot:
     def check(self) -> None:
         """Raise `AssertionError` unless each slot is in exactly one place."""
         held = [slot for slots in self._held.values() for slot in slots]
-        assert sorted([*self._free, *held]) == list(range(self._slots)), "slots lost or doubled"
+        assert sorted([*self._free, *held]) == list(range(self._fresh)), "slots lost or doubled"
+        assert self._fresh <= self._slots, "slots that are not there"
 
     def close(self) -> None:
         """Leave nothing behind."""
         self._store.close()
+
+    @property
+    def _free_slots(self) -> int:
+        return len(self._free) + self._slots - self._fresh
+
+    def _next(self, blocks: int) -> tuple[int, ...]:
+        """The slots that the next to reserve so many gets, those that were used before first."""
+        used = tuple(islice(self._free, blocks))
+        end = min(self._slots, self._fresh + blocks - len(used))
+        return (*used, *range(self._fresh, end))
 
     def _measured(self, way: str, n_bytes: int, took_s: float) -> None:
         if n_bytes < _LEAST_BYTES or took_s <= 0:
@@ -182,6 +237,13 @@ class HostStore:
     def read(self, slot: int) -> memoryview:
         """What was written; valid for as long as it is held."""
         return memoryview(self._kept[slot])
+
+    def is_allocated(self, slot: int) -> bool:
+        """As far as anybody can know."""
+        return True
+
+    def trim(self) -> None:
+        """What was kept is gone already."""
 
     def drop(self, slots: Sequence[int], *, last: bool) -> None:
         """Forget what they hold."""

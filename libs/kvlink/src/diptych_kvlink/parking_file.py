@@ -52,7 +52,7 @@ class DiskStore:
             raise Permanent(f"cannot park KV in {directory}: {err.strerror}") from err
 
     def allocate(self, slot: int) -> None:
-        """Have the file system keep the slot's room. Raises `OSError` (`ENOSPC`, say)."""
+        """Have the file system keep the slot's room. May block. Raises `OSError` (`ENOSPC`)."""
         if slot in self._allocated:
             return
         fd, start = self._open_fd(), slot * self._stride_bytes
@@ -87,12 +87,20 @@ class DiskStore:
             text = f"slot {slot} of the parking file was altered on disk"
             raise Unverified(text, reason=BAD_SEAL) from err
 
+    def is_allocated(self, slot: int) -> bool:
+        """Whether the file system keeps the slot's room already."""
+        return slot in self._allocated
+
     def drop(self, slots: Sequence[int], *, last: bool) -> None:
-        """Forget what they hold; the `last` gives the disk its room back."""
+        """Forget what they hold; after the `last`, `trim` gives the disk its room back."""
         for slot in slots:
             self._kept.pop(slot, None)
-        if last and self._fd is not None:
+        if last:
             self._allocated.clear()
+
+    def trim(self) -> None:
+        """Cut the file to nothing. May block. Raises `OSError`."""
+        if self._fd is not None:
             os.ftruncate(self._fd, 0)
 
     def close(self) -> None:

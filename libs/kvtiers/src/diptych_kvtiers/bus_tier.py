@@ -86,8 +86,9 @@ class BusTier:
                 raise
             except Transient:
                 data = None
-        if data is not None:
-            self._entry_bytes = len(data)
+        if not data:  # No entry is empty.
+            return None
+        self._entry_bytes = len(data)
         return data
 
     async def put(self, key: TierKey, data: Entry) -> None:

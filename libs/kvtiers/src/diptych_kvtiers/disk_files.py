@@ -27,9 +27,14 @@ from diptych_contracts.tiers import BLOCK_CHARS, TENANT_TAG_CHARS, TierKey, is_h
 from diptych_kvtiers.port import Entry
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_OURS = {errno.EACCES, errno.EIO, errno.ELOOP}
+"""One file is another user's, on a bad sector, or a link: the others may be as they were."""
+MAX_ENTRY_BYTES = 256 * 1024**2
+"""No block is larger: what is, is not read into memory to see what it is."""
 _USED_EVERY_S = 60.0
 """A file's time of last use is this coarse."""
 _PAGE_BYTES = 4096
+_ATTEMPTS = 100
 LEFTOVER_S = 300.0
 """A file still under its temporary name after this is nobody's: a write takes no second."""
 
@@ -71,28 +76,41 @@ class DiskFiles:
         """Bytes of an entry. Raises `TierAway`."""
         with _told("look"):
             try:
-                return self.path(key).stat(follow_symlinks=False).st_size
+                shown = self.path(key).stat(follow_symlinks=False)
             except FileNotFoundError:
                 return None
+            return shown.st_size if _is_entry(shown) else None
 
     def read(self, key: TierKey) -> bytes | None:
         """The whole of an entry, which counts as its use. Raises `TierAway`."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         with _told("read"):
             try:
-                fd = os.open(self.path(key), flags)
+                return self._read(self.path(key))
             except FileNotFoundError:
                 return None
-            with open(fd, "rb", buffering=0) as file:
-                shown = os.fstat(fd)
-                if not stat.S_ISREG(shown.st_mode):
-                    return None
+            except OSError as err:
+                if err.errno not in _NOT_OURS:
+                    raise
+                self.path(key).unlink()  # If it is the disk, this fails too.
+                return None
+
+    def _read(self, path: Path) -> bytes | None:
+        # Without O_NONBLOCK a named pipe keeps its reader for ever.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(path, flags)
+        try:
+            shown = os.fstat(fd)
+            if not _is_entry(shown):
+                return None
+            with open(fd, "rb", buffering=0, closefd=False) as file:
                 data = file.read(shown.st_size)
-                self._used(fd, shown)
-                return data
+            self._used(fd, shown)
+            return data
+        finally:
+            os.close(fd)
 
     def _used(self, fd: int, shown: os.stat_result) -> None:
-        if time.time() - shown.st_mtime > _USED_EVERY_S:
+        if abs(time.time() - shown.st_mtime) > _USED_EVERY_S:  # Clocks go back, too.
             with contextlib.suppress(OSError):
                 os.utime(fd)
 
@@ -115,6 +133,9 @@ class DiskFiles:
             for folder in (path.parent.parent, path.parent):
                 folder.mkdir(mode=0o700, exist_ok=True)
             new.rename(path)
+        except IsADirectoryError:
+            shutil.rmtree(path)
+            new.rename(path)
 
     def remove(self, keys: Sequence[TierKey]) -> None:
         """Remove entries that are there. Raises `TierAway`."""
@@ -123,24 +144,29 @@ class DiskFiles:
                 self.path(key).unlink(missing_ok=True)
 
     def forget(self, tenant_tag: str) -> int:
-        """Remove a tenant's folder; gives how many entries were in it. Raises `TierAway`."""
+        """Remove a tenant's folder; gives how many entries were in it.
+
+        Raises:
+            TierAway: something of it, or of one that was to be removed before, is still there.
+        """
         with _told("remove"):
             gone = self._gone / uuid.uuid4().hex
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 (self._entries / tenant_tag).rename(gone)
-            except FileNotFoundError:
-                return 0
             entries = sum(len(files) for _, _, files in os.walk(gone))
-            shutil.rmtree(gone)
+            for folder in _listed(self._gone):
+                if folder.is_dir(follow_symlinks=False):
+                    _remove_folder(folder.path)
             return entries
 
     def sweep(self) -> None:
         """Remove what crashed processes have left. Raises `TierAway`."""
-        before_s = time.time() - self._leftover_s
+        now_s = time.time()
         with _told("sweep"):
             for file in _listed(self._new):
                 with contextlib.suppress(FileNotFoundError):
-                    if file.stat(follow_symlinks=False).st_mtime <= before_s:
+                    made_s = file.stat(follow_symlinks=False).st_mtime
+                    if abs(now_s - made_s) >= self._leftover_s:  # Or of a clock that was ahead.
                         os.unlink(file.path)
             for folder in _listed(self._gone):
                 shutil.rmtree(folder.path, ignore_errors=True)
@@ -160,8 +186,23 @@ class DiskFiles:
                         continue
                     with contextlib.suppress(FileNotFoundError):
                         shown = file.stat(follow_symlinks=False)
+                        if not _is_entry(shown):
+                            continue
                         key = TierKey(tenant.name, file.name)
                         yield Filed(key, shown.st_size, shown.st_mtime)
+
+
+def _is_entry(shown: os.stat_result) -> bool:
+    return stat.S_ISREG(shown.st_mode) and shown.st_size <= MAX_ENTRY_BYTES
+
+
+def _remove_folder(path: str) -> None:
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):  # Another worker's sweep removes the same.
+            shutil.rmtree(path)
+        if not os.path.lexists(path):
+            return
+    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
 
 def _write(path: Path, data: Entry) -> None:

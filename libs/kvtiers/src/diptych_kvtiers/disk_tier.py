@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from diptych_contracts.errors import TierAway, TierFull
-from diptych_kvtiers.disk_files import LEFTOVER_S, DiskFiles, Filed, on_disk
+from diptych_kvtiers.disk_files import (
+    LEFTOVER_S,
+    MAX_ENTRY_BYTES,
+    DiskFiles,
+    Filed,
+    on_disk,
+)
 from diptych_kvtiers.port import Entry, TierKey, TierUsage
 from diptych_kvtiers.shelf import Shelf
 
@@ -84,8 +90,9 @@ class DiskTier:
 
     async def put(self, key: TierKey, data: Entry) -> None:
         """See the port. A disk that is full makes room once, by what this tier has on it."""
-        if not self._shelf.fits(on_disk(len(data))):
-            raise TierFull(f"{len(data)} bytes, of {self._shelf.budget_bytes} in all")
+        most_bytes = min(self._shelf.budget_bytes, MAX_ENTRY_BYTES)
+        if on_disk(len(data)) > most_bytes:
+            raise TierFull(f"{len(data)} bytes, at most {most_bytes} go into a file")
         gone = self._stored(key, len(data))
         try:
             await self._written(gone, key, data)

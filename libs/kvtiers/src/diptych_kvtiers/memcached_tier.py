@@ -9,10 +9,11 @@ pymemcache, small and without dependencies, waits in threads.
 """
 
 import asyncio
+import contextlib
 import secrets
 import struct
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from pymemcache.client.base import PooledClient
@@ -50,6 +51,8 @@ class MemcachedTier:
         self._used_bytes: int | None = None
         self._budget_bytes: int | None = None
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kv-memcached")
+        self._writes: dict[Future[None], str] = {}
+        """Under way, whoever gave up on them, and whose."""
         self._client = PooledClient(
             (host, port),
             connect_timeout=timeout_s,
@@ -98,7 +101,11 @@ class MemcachedTier:
         """See the port."""
         if len(data) > MAX_ENTRY_BYTES:
             raise TierFull(f"{len(data)} bytes, at most {MAX_ENTRY_BYTES} go into memcached")
-        await self._on_thread(lambda: self._split(key, memoryview(data).cast("B")))
+        writing = self._threads.submit(self._split, key, memoryview(data).cast("B"))
+        self._writes[writing] = key.tenant_tag
+        writing.add_done_callback(lambda done: self._writes.pop(done, None))
+        async with _told():
+            await asyncio.wrap_future(writing)
 
     def _split(self, key: TierKey, data: memoryview) -> None:
         name, own, step = _name(key), secrets.token_bytes(8), self._part_bytes
@@ -115,7 +122,12 @@ class MemcachedTier:
         await self._on_thread(lambda: self._client.delete(_name(key), noreply=False))
 
     async def forget(self, tenant_tag: str) -> int:
-        """See the port; the server lists every key it has."""
+        """See the port; the server lists every key it has.
+
+        What is still being written is waited for: its head would come after the list.
+        """
+        own = [writing for writing, whose in tuple(self._writes.items()) if whose == tenant_tag]
+        await asyncio.gather(*map(asyncio.wrap_future, own), return_exceptions=True)
         return await self._on_thread(lambda: self._forget(f"kv1.{tenant_tag}."))
 
     def _forget(self, beginning: str) -> int:
@@ -142,13 +154,19 @@ class MemcachedTier:
         self._client.close()
 
     async def _on_thread(self, call: Callable[[], T]) -> T:
-        try:
+        async with _told():
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-        except MemcacheError as err:
-            kind = TierFull if b"memory" in str(err).encode() else TierAway
-            raise kind(f"{type(err).__name__}: {err!s:.200}") from err
-        except OSError as err:
-            raise TierAway(f"{type(err).__name__}: {err!s:.200}") from err
+
+
+@contextlib.asynccontextmanager
+async def _told() -> AsyncIterator[None]:
+    try:
+        yield
+    except MemcacheError as err:
+        kind = TierFull if b"memory" in str(err).encode() else TierAway
+        raise kind(f"{type(err).__name__}: {err!s:.200}") from err
+    except OSError as err:
+        raise TierAway(f"{type(err).__name__}: {err!s:.200}") from err
 
 
 def _name(key: TierKey) -> str:

@@ -7,19 +7,22 @@ written first is removed about once a minute; without one the bucket's own rules
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import ObjectStore, from_url
 
 from diptych_contracts.tiers import BLOCK_CHARS, TENANT_TAG_CHARS, is_hex
-from diptych_kvtiers.port import Entry, TierAway, TierKey, TierUsage
+from diptych_kvtiers.port import Entry, TierAway, TierFull, TierKey, TierUsage
 from diptych_kvtiers.specs import shown
 
+MAX_ENTRY_BYTES = 256 * 1024**2
+"""No block is larger: what is, is not read into memory to see what it is."""
 _AT_ONCE = 16
 _LISTED = 1000
 _KEPT_FRAC = 0.9
@@ -86,12 +89,16 @@ class ObjectTier:
         async with _told():
             try:
                 found = await obstore.get_async(self._store, _path(key))
+                if found.meta["size"] > MAX_ENTRY_BYTES:
+                    return None
                 return memoryview(await found.bytes_async())
             except (NotFoundError, FileNotFoundError):
                 return None
 
     async def put(self, key: TierKey, data: Entry) -> None:
         """See the port."""
+        if len(data) > MAX_ENTRY_BYTES:
+            raise TierFull(f"{len(data)} bytes, at most {MAX_ENTRY_BYTES} are read back")
         async with _told():
             await obstore.put_async(self._store, _path(key), bytes(data), use_multipart=False)
 
@@ -152,6 +159,8 @@ class ObjectTier:
 def _opened(url: str, *, timeout_s: float, **given: str) -> ObjectStore:
     scheme = urlsplit(url).scheme
     if scheme == "file":
+        with contextlib.suppress(OSError):  # It says better what is wrong.
+            os.makedirs(unquote(urlsplit(url).path), mode=0o700, exist_ok=True)
         return from_url(url, mkdir=True)
     if scheme == "memory":
         return from_url(url)

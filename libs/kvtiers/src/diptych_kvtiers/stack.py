@@ -161,17 +161,26 @@ class TierStack:
             await rung.drop_corrupt(key)
             return None
 
-    def put(self, key: TierKey, data: Entry) -> bool:
+    @property
+    def orders(self) -> int:
+        """How many orders to forget a tenant have come: who begins work for one notes it."""
+        return self._orders.count
+
+    def put(self, key: TierKey, data: Entry, *, orders: int | None = None) -> bool:
         """Store a block in every tier, by and by. False: dropped, the lines of writes are full.
 
-        Never waits. Nobody may change what is under `data` any more.
+        Never waits. Nobody may change what is under `data` any more. With the `orders` there were
+        when the work began that gave it, nothing is stored if its tenant was forgotten since.
         """
+        orders = self._orders.count if orders is None else orders
+        if self._orders.is_over(key.tenant_tag, orders):
+            return False
         block = memoryview(data).cast("B")
         if self._unframed_bytes + block.nbytes > self._limits.waiting_bytes:
             for rung in self._rungs:
                 rung.counts.dropped += 1
             return False
-        self._unframed.append(_Unframed(key, block, self._orders.count))
+        self._unframed.append(_Unframed(key, block, orders))
         self._unframed_bytes += block.nbytes
         self._came.set()
         return True

@@ -15,8 +15,9 @@ from diptych_testkit.ports import free_port
 
 TOP = Path(__file__).parents[4]
 PROJECT = "diptych-test"
-BUILD_S = 600.0
-UP_S = 240.0
+BUILD_S = 1200.0
+UP_S = 480.0
+ANSWERED_S = 120.0
 
 
 class ComposeFailed(AssertionError):
@@ -52,7 +53,7 @@ class ComposeStack:
         """The same project with other variables."""
         return replace(self, variables=variables)
 
-    def run(self, *arguments: str, timeout_s: float = 120.0) -> str:
+    def run(self, *arguments: str, timeout_s: float = 300.0) -> str:
         """What `compose ARGUMENTS…` prints. Raises `ComposeFailed`."""
         command = [compose_binary(), "--project-name", self.project, *arguments]
         settings = {"DIPTYCH_PORT": str(self.port), "DIPTYCH_THREADS": "1"}
@@ -85,8 +86,16 @@ class ComposeStack:
         """The id on the bus of the service in `container`."""
         probe = ("python", "-m", "diptych_chassis.probe", container.service)
         index = f"--index={container.number}"
-        answer = self.run("exec", "--no-TTY", index, container.service, *probe)
-        return str(json.loads(answer)["incarnation"])
+        give_up_s = time.monotonic() + ANSWERED_S
+        while True:
+            try:
+                answer = self.run("exec", "--no-TTY", index, container.service, *probe)
+            except ComposeFailed:  # the probe waits for 2 s
+                if time.monotonic() > give_up_s:
+                    raise
+                time.sleep(0.5)
+            else:
+                return str(json.loads(answer)["incarnation"])
 
     def signal(self, container: Container, name: str) -> None:
         """Send the service in `container` a signal."""
@@ -140,7 +149,7 @@ def no_engine() -> str:
 
 def docker(*arguments: str) -> str:
     """What `docker ARGUMENTS…` prints. Raises `ComposeFailed`."""
-    return _said(["docker", *arguments], os.environ, 60.0)
+    return _said(["docker", *arguments], os.environ, 180.0)
 
 
 def _said(command: list[str], environment: Mapping[str, str], timeout_s: float) -> str:

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 
 from diptych_testkit.hostile import Hostility, Sent
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Silence for this long is a fault."""
 _LONG_BYTES = 256 * 1024
 """Of an answer, after which a client has seen enough."""

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from diptych_contracts.cards import Fingerprint, KvLayout
 from diptych_contracts.errors import DiptychError
@@ -43,7 +43,6 @@ LAYOUT = KvLayout(
 FINGERPRINT = Fingerprint(base="base-1", weights="Q4_1")
 WRITER, READER = Incarnation("prefill-worker-f1"), Incarnation("decode-worker-f1")
 _SWEEP_S = 0.05
-_ANSWERS = os.fdopen(os.dup(1), "w")
 Order = dict[str, Any]
 
 
@@ -266,7 +265,12 @@ class WriterEnd:
 
 def main() -> None:
     """Serve until the input ends."""
-    os.dup2(2, 1)  # Libraries that print do not answer.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)  # Libraries that print do not answer.
+        _serve(answers)
+
+
+def _serve(answers: TextIO) -> None:
     role, told = sys.argv[1], json.loads(sys.argv[2])
     settings = LinkSettings(
         kinds=tuple(told["kinds"]),
@@ -280,7 +284,7 @@ def main() -> None:
         end = ReaderEnd(settings, slots=told["slots"], lease_s=told["lease_s"])
     else:
         end = WriterEnd(settings)
-    _say("ready")
+    _say(answers, "ready")
     waiting = b""
     while True:
         if select.select([0], [], [], _SWEEP_S)[0]:
@@ -289,22 +293,22 @@ def main() -> None:
                 break
             *orders, waiting = (waiting + come).split(b"\n")
             for order in orders:
-                _answer(end, json.loads(order))
+                _answer(answers, end, json.loads(order))
         if isinstance(end, ReaderEnd):
             end.incoming.sweep(time.monotonic())
     end.close()
 
 
-def _answer(end: ReaderEnd | WriterEnd, order: Order) -> None:
+def _answer(answers: TextIO, end: ReaderEnd | WriterEnd, order: Order) -> None:
     try:
-        _say({"ok": end.do(order)})
+        _say(answers, {"ok": end.do(order)})
     except DiptychError as err:
-        _say({"failed": type(err).__name__, "why": str(err)})
+        _say(answers, {"failed": type(err).__name__, "why": str(err)})
 
 
-def _say(what: Any) -> None:
-    _ANSWERS.write(json.dumps(what) + "\n")
-    _ANSWERS.flush()
+def _say(answers: TextIO, what: Any) -> None:
+    answers.write(json.dumps(what) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

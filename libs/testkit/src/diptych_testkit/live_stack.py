@@ -8,12 +8,14 @@ Unlike `diptych up` nothing is restarted here, so a test can kill what it wants.
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,14 +26,24 @@ from diptych_testkit.ports import free_port
 
 GGUF_VARIABLE = "DIPTYCH_TEST_GGUF"
 MODEL = "smollm2-135m"
-READY_S = 180.0
+READY_S = 300.0
 """A worker takes seconds; on two cores that thirty processes share, more than a minute."""
+BUS_WAIT_S = 120.0
+"""There, a scheduler found in 30 s no server that would say what it holds."""
 STOP_S = 60.0
 PROBE_S = 1.0
 PAGE_S = 20.0
 """A page that does not come is taken for that of a dead process."""
 KNOWN_S = 0.5
 """A scheduler counts on a worker from its first ready beat on: some beats after it is ready."""
+COUNTED_S = 60.0
+PATIENT = {
+    "gateway": {"ACCEPT_S": "30", "INTER_TOKEN_S": "60", "TRANSFER_S": "60"},
+    "scheduler": {"SILENCE_S": "4", "JOB_ANSWER_S": "20"},
+}
+"""Deadlines for whom they do not matter: a machine that others share may keep a process, or all of
+them, from running for seconds, and by default a second of silence costs a worker its requests."""
+_WORKERS = re.compile(rb'^diptych_scheduler_workers\{role="(\w+)"\} (\S+)', re.MULTILINE)
 
 
 def gguf_path() -> Path:
@@ -142,11 +154,21 @@ class Process:
 
 
 class LiveStack:
-    """One nats-server and any number of services; workers compute with `engine`."""
+    """One nats-server and any number of services; workers compute with `engine`.
 
-    def __init__(self, folder: Path, *, engine: str = "llamacpp", **settings: str) -> None:
+    Args:
+        folder: For logs, keys and streams.
+        engine: `llamacpp` or `sim`.
+        patient: Whether services have the deadlines `PATIENT` instead of their own.
+        settings: Of every service.
+    """
+
+    def __init__(
+        self, folder: Path, *, engine: str = "llamacpp", patient: bool = False, **settings: str
+    ) -> None:
         self.folder = folder
         self._engine = engine
+        self._patience = PATIENT if patient else {}
         self.guarded = GuardedNats(folder / "bus", port=free_port()).start()
         self.nats = self.guarded.server
         self.port = free_port()
@@ -161,9 +183,10 @@ class LiveStack:
     def environment(self, service: str, **settings: str) -> dict[str, str]:
         """The variables of one service."""
         variables = {**self.guarded.environment(service), "DIPTYCH_ALL__DRAIN_S": "3"}
-        own: dict[str, str] = {}
+        variables["DIPTYCH_ALL__BUS_WAIT_S"] = str(BUS_WAIT_S)
+        own: dict[str, str] = dict(self._patience.get(service, {}))
         if service == "gateway":
-            own = {"PORT": str(self.port)}
+            own["PORT"] = str(self.port)
         elif service.endswith("worker") and self._engine == "sim":
             own = {"ENGINE": "sim", "MODEL": MODEL}
         elif service.endswith("worker"):
@@ -216,6 +239,24 @@ class LiveStack:
                 raise AssertionError("the gateway does not list the model")
             time.sleep(0.05)
         time.sleep(KNOWN_S)
+        counted_s = time.monotonic() + COUNTED_S
+        while not self._counted() and time.monotonic() < counted_s:  # some may be frozen
+            time.sleep(0.05)
+
+    def _counted(self) -> bool:
+        """Whether every scheduler counts on every worker that runs."""
+        alive = [process for process in self.processes if process.popen.poll() is None]
+        wanted = Counter(
+            process.service.removesuffix("-worker")
+            for process in alive
+            if process.service.endswith("-worker")
+        )
+        schedulers = (process for process in alive if process.service == "scheduler")
+        for page in [process.page("/metrics") for process in schedulers]:
+            there = {role.decode(): float(count) for role, count in _WORKERS.findall(page)}
+            if any(there.get(role, 0.0) < count for role, count in wanted.items()):
+                return False
+        return True
 
     def _models(self) -> str:
         try:

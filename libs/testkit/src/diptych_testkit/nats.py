@@ -18,7 +18,7 @@ from pathlib import Path
 from diptych_bus.server import CONFIG_NAME, HOST, NatsServer, command, config_text, read_port
 from diptych_testkit.ports import free_port
 
-_FORMED_S = 30.0
+_FORMED_S = 120.0
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 
 PINS = ("python/hashes.txt", "npm/package.json", "npm/package-lock.json")
 _INSTALL_S = 600.0
-RUN_S = 120.0
+RUN_S = 500.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,17 @@ import threading
 import time
 from pathlib import Path
 
+from diptych_testkit.live_stack import PATIENT
 from diptych_testkit.ports import free_port
 
-READY_S = 150.0
+READY_S = 300.0
+ENDED_S = 150.0
+"""Who does not end by himself is killed after 75 s."""
 COMMAND = (sys.executable, "-m", "diptych_cli")
 
 
 class Up:
-    """A running `diptych up` and what it printed.
+    """A running `diptych up` and what it printed, with the deadlines `PATIENT`.
 
     Args:
         folder: Where it keeps what it remembers.
@@ -25,7 +28,12 @@ class Up:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.port = free_port()
-        self._environment = {**os.environ, "XDG_STATE_HOME": str(folder)}
+        told = {
+            f"DIPTYCH_{service.upper()}__{name}": value
+            for service, settings in PATIENT.items()
+            for name, value in settings.items()
+        }
+        self._environment = {**os.environ, **told, "XDG_STATE_HOME": str(folder)}
         self.process = subprocess.Popen(
             [*COMMAND, "up", "--port", str(self.port), *arguments],
             stdout=subprocess.PIPE,
@@ -67,7 +75,7 @@ class Up:
 
     def ended(self) -> int:
         """Wait until it has ended; gives the exit code."""
-        code = self.process.wait(60)
+        code = self.process.wait(ENDED_S)
         self._reader.join(60)
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -86,7 +94,7 @@ class Up:
             text=True,
         )
 
-    def run(self, *arguments: str, code: int = 0, timeout_s: float = 120.0) -> tuple[str, str]:
+    def run(self, *arguments: str, code: int = 0, timeout_s: float = 240.0) -> tuple[str, str]:
         """Another command, to its end; gives what it wrote to both outputs."""
         with self.start(*arguments) as process:
             try:

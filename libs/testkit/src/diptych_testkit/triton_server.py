@@ -26,8 +26,8 @@ from pathlib import Path
 from diptych_testkit.ports import free_port
 from diptych_testkit.triton_models.repository import Model, write
 
-READY_S = 120.0
-STOP_S = 30.0
+READY_S = 400.0
+STOP_S = 60.0
 MOST_ABORTS = 3
 _INSTALL_S = 600.0
 _SHARED_MEMORY = Path("/dev/shm")

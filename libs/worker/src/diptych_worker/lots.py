@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from diptych_contracts.cards import KvLayout
+from diptych_contracts.errors import Permanent
 from diptych_contracts.fleet import Role
 from diptych_kvlink.parking import HostStore, Lot, Store
 from diptych_kvlink.parking_file import DiskStore
@@ -26,6 +27,11 @@ def open_lots(
         ),
     ]
     for kind, total_bytes, store in stores:
+        if 0 < total_bytes < layout.slot_bytes:
+            raise Permanent(
+                f"KV_PARKING_{kind.upper()}_BYTES: {total_bytes} bytes hold no block: "
+                f"one has {layout.slot_bytes}"
+            )
         if total_bytes:
             lots[kind] = Lot(
                 kind, store(), total_bytes=total_bytes, slot_bytes=layout.slot_bytes, clock=clock

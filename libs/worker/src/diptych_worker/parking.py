@@ -9,13 +9,17 @@ From `claimed` on nothing of it depends on its prefill worker. Whatever ends it 
 cancel, its deadline, a drain cut off) frees its room and its place in the line. A lot that cannot
 keep what it promised room for is left alone for a while, and what was to be kept there stays in
 memory: never more than was in the transfer slots at that moment.
+
+A lot that may block is touched on its own thread only. One that has not moved a block for long is
+given up: it is out of order until that thread is back, and what it was busy with is freed then.
 """
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from diptych_contracts.errors import Refused, Unverified
 from diptych_contracts.fleet import ParkingRoom
@@ -36,6 +40,12 @@ spans = tracer("worker")
 
 T = TypeVar("T")
 Kept = list[memoryview]
+
+STUCK_S = 10.0
+"""A block that takes longer does not come."""
+ROOM_S = 5.0
+"""For room to be kept; its prefill asks for so long, and longer."""
+_LOOK_S = 0.5
 
 
 class Parking:
@@ -64,6 +74,8 @@ class Parking:
         self._metrics = metrics
         self._now_s = now_s
         self._lot_of: dict[TransferId, Lot] = {}
+        self._moving: dict[TransferId, asyncio.Future[Any]] = {}
+        """What a lot's thread is busy with, or was."""
         self._seats: dict[tuple[RequestId, int], asyncio.Future[None]] = {}
         self._seat_rate = DrainRate()
         self._threads = {
@@ -86,8 +98,23 @@ class Parking:
         """Whether one block could be kept."""
         return any(room.used_bytes < room.total_bytes for room in self.rooms)
 
+    async def prepare(self, kind: str, blocks: int) -> None:
+        """Have the lot of `kind` make room for so many, which a disk may take long for.
+
+        What it cannot do is told by `reserve`.
+        """
+        lot = self._lots.get(kind)
+        slots = () if lot is None or lot.away else lot.lacking(blocks)
+        if lot is None or not slots:
+            return
+        try:
+            await self._in_thread(lot, lambda: lot.prepare(slots), within_s=ROOM_S)
+        except OSError as err:
+            log.warning("no_room_to_park", parking=kind, error=str(err))
+            lot.failed()
+
     def reserve(self, kind: str, transfer_id: TransferId, blocks: int) -> None:
-        """Keep room in the lot of `kind`. Idempotent.
+        """Keep room in the lot of `kind`, and in no other. Idempotent.
 
         Raises:
             Refused: `no_room`, or `unsupported` where there is no such lot.
@@ -96,6 +123,8 @@ class Parking:
         if lot is None or not blocks:
             offered = " or ".join(self._lots) or "none"
             raise Refused(RefusalReason.UNSUPPORTED, f"no parking on {kind!r}: there is {offered}")
+        if self._lot_of.get(transfer_id, lot) is not lot:
+            self.free(transfer_id)
         try:
             lot.reserve(transfer_id, blocks)
         except Refused:
@@ -105,9 +134,20 @@ class Parking:
 
     def free(self, transfer_id: TransferId) -> None:
         """Nothing of it is kept here any more. Idempotent."""
-        lot = self._lot_of.pop(transfer_id, None)
-        if lot is not None:
-            lot.free(transfer_id)
+        lot, moving = self._lot_of.pop(transfer_id, None), self._moving.pop(transfer_id, None)
+        if lot is None:
+            return
+        if moving is None or moving.done():
+            self._free(lot, transfer_id)
+        else:  # Its lot hangs: until it does not, its slots are nobody else's.
+            moving.add_done_callback(lambda _moved: self._free(lot, transfer_id))
+
+    def _free(self, lot: Lot, transfer_id: TransferId) -> None:
+        lot.free(transfer_id)
+        if lot.is_empty:
+            with contextlib.suppress(RuntimeError):  # It is closed.
+                trimming = self._threads[lot.kind].submit(lot.trim)
+                trimming.add_done_callback(lambda done: _note_trimmed(lot.kind, done.exception()))
 
     async def hold(
         self,
@@ -168,7 +208,7 @@ class Parking:
     def close(self) -> None:
         """Leave nothing behind."""
         for kind, lot in self._lots.items():
-            self._threads[kind].shutdown(wait=True, cancel_futures=True)
+            self._threads[kind].shutdown(wait=not lot.hangs, cancel_futures=True)
             lot.close()
 
     async def _seat(self, attempt: Attempt) -> None:
@@ -189,10 +229,17 @@ class Parking:
                 lot.put(transfer_id, blocks)
             except OSError as err:
                 log.warning("kv_not_parked", parking=lot.kind, error=str(err))
-                return [memoryview(bytes(block)) for block in blocks]
+                return in_memory()
             return None
 
-        kept = await self._in_thread(lot, put)
+        def in_memory() -> Kept:
+            return [memoryview(bytes(block)) for block in blocks]
+
+        try:
+            kept = await self._in_thread(lot, put, transfer_id)
+        except OSError as err:
+            log.warning("kv_not_parked", parking=lot.kind, error=str(err))
+            kept = await asyncio.to_thread(in_memory)
         if kept is not None:
             lot.failed()
             self._metrics.parking_fault(lot.kind, "write")
@@ -208,7 +255,7 @@ class Parking:
             return [_verified(block, data, salt) for block, data in zip(blocks, found, strict=True)]
 
         try:
-            taken = await self._in_thread(lot, take)
+            taken = await self._in_thread(lot, take, job.transfer_id)
         except OSError as err:
             lot.failed()
             self._metrics.parking_fault(lot.kind, "read")
@@ -222,15 +269,53 @@ class Parking:
             lot.worked()
         return taken
 
-    async def _in_thread(self, lot: Lot, work: Callable[[], T]) -> T:
-        """Off the event loop, and to its end: till then what it touches is nobody else's."""
+    async def _in_thread(
+        self,
+        lot: Lot,
+        work: Callable[[], T],
+        transfer_id: TransferId | None = None,
+        *,
+        within_s: float | None = None,
+    ) -> T:
+        """Off the event loop, and to its end: till then what it touches is nobody else's.
+
+        Raises:
+            OSError: it hangs: no block has moved for `within_s`. What it touches is freed later.
+        """
+        within_s = STUCK_S if within_s is None else within_s
         moving = asyncio.get_running_loop().run_in_executor(self._threads[lot.kind], work)
+        if transfer_id is not None:
+            self._moving[transfer_id] = moving
         try:
-            return await asyncio.shield(moving)
+            await self._ended(lot, moving, within_s)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                await asyncio.shield(moving)
+            with contextlib.suppress(OSError):
+                await self._ended(lot, moving, within_s)
+            _ = moving.done() and not moving.cancelled() and moving.exception()  # It is seen.
             raise
+        return await moving
+
+    async def _ended(self, lot: Lot, moving: asyncio.Future[Any], within_s: float) -> None:
+        """Looks are counted, not seconds: a process that stood still saw its disk for none."""
+        moved_s, left_s = lot.moved_s, within_s
+        while not (await asyncio.wait([moving], timeout=_LOOK_S))[0]:
+            left_s = within_s if lot.moved_s != moved_s else left_s - _LOOK_S
+            moved_s = lot.moved_s
+            if left_s <= 0:
+                lot.hangs = True
+                moving.add_done_callback(lambda moved: _back(lot, moved))
+                raise OSError(errno.ETIMEDOUT, f"{lot.kind} has moved nothing for {within_s:g} s")
+
+
+def _back(lot: Lot, moved: asyncio.Future[Any]) -> None:
+    lot.hangs = False
+    if not moved.cancelled() and moved.exception() is not None:
+        log.warning("parking_hung", parking=lot.kind, error=str(moved.exception()))
+
+
+def _note_trimmed(kind: str, err: BaseException | None) -> None:
+    if err is not None:
+        log.warning("parking_not_trimmed", parking=kind, error=str(err))
 
 
 def _verified(block: IncomingBlock, data: memoryview, salt: int) -> KvBlock:

@@ -323,6 +323,7 @@ class Worker:
 
     async def _on_reserve(self, delivery: Delivery) -> ReserveAnswer:
         reserve: Reserve = delivery.decode(Reserve)
+        await self._take_over.make_room(reserve)
         answer = self._take_over.reserve(reserve)
         if isinstance(answer, Ticket):
             self._prompts.expect(reserve.generation)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from diptych_chassis.settings import ServiceSettings
 from diptych_engine.adapters import ADAPTERS
-from diptych_kvtiers.specs import parse_tiers
+from diptych_kvtiers.specs import MAX_BUDGET_BYTES, parse_tiers
 
 OWN_ENGINES = ("llamacpp", "sim")
 """Those whose KV Diptych moves itself."""
@@ -115,7 +115,9 @@ class WorkerSettings(ServiceSettings):
         known = (*OWN_ENGINES, *sorted(ADAPTERS))
         if self.engine not in known:
             raise ValueError(f"engine: expected one of {', '.join(known)}, got {self.engine!r}")
-        if min(self.kv_parking_host_bytes, self.kv_parking_disk_bytes) < 0:
-            raise ValueError("kv_parking_host_bytes, kv_parking_disk_bytes: expected at least 0")
+        for name in ("kv_parking_host_bytes", "kv_parking_disk_bytes"):
+            n_bytes = getattr(self, name)
+            if not 0 <= n_bytes <= MAX_BUDGET_BYTES:
+                raise ValueError(f"{name}: expected 0 to {MAX_BUDGET_BYTES}, got {n_bytes}")
         if self.kv_parking_disk_bytes and self.kv_parking_dir == Path():
             raise ValueError("kv_parking_dir: expected a folder to park KV in, got none")

@@ -93,9 +93,19 @@ class TakeOver:
         self._metrics = metrics
         self._admission = admission
         self._fingerprint = spec.fingerprint
+        self._layout = spec.layout
         self._terms = spec.hand_off
         self._now_s = now_s
         self._promised: dict[TransferId, tuple[RequestId, int]] = {}
+
+    async def make_room(self, request: Reserve) -> None:
+        """Have room ready where KV is to park, so that `reserve` need not wait for a disk."""
+        if request.parking:
+            blocks = self._parked_blocks(request)
+            await self.parking.prepare(request.parking, blocks)
+
+    def _parked_blocks(self, request: Reserve) -> int:
+        return self._layout.blocks(context_tokens(request.generation))
 
     def reserve(self, request: Reserve) -> ReserveAnswer:
         """A seat, and transfer slots under a lease. The same request again: the same ticket.
@@ -117,8 +127,9 @@ class TakeOver:
         if isinstance(admitted, NotAdmitted):
             return self._no(request, admitted.reason, admitted.detail)
         try:
-            if request.parking:
-                blocks = request.layout.blocks(context_tokens(generation))
+            # Of a ticket that was claimed, or is over, comes no room: below it is refused.
+            if request.parking and not (admitted.duplicate and not self._is_promised(request)):
+                blocks = self._parked_blocks(request)
                 self.parking.reserve(request.parking, request.transfer_id, blocks)
             ticket = self._incoming.reserve(
                 request,
@@ -134,6 +145,9 @@ class TakeOver:
             return self._no(request, RefusalReason.WRONG_MODEL, str(err))
         self._promised[request.transfer_id] = key
         return ticket
+
+    def _is_promised(self, request: Reserve) -> bool:
+        return request.transfer_id in self._promised
 
     def _no(self, request: Reserve, reason: RefusalReason, detail: str) -> ReserveRefused:
         self._metrics.kv_refused(reason)
@@ -213,7 +227,10 @@ class TakeOver:
                 if not self._incoming.is_open(job.transfer_id):
                     self.forget(job.transfer_id)  # else its holder may still come
                 raise
-        del self._promised[job.transfer_id]
+        if self._promised.pop(job.transfer_id, None) is None:
+            self._incoming.release(job.transfer_id)
+            text = f"the room of {job.transfer_id} was given back when it was asked for anew"
+            raise Refused(RefusalReason.UNKNOWN_TICKET, text)
         return blocks
 
     def keeps(self, blocks: Sequence[IncomingBlock]) -> bool:

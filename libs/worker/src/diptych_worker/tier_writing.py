@@ -15,7 +15,8 @@ from diptych_engine.port import BlockSink
 ON_THE_WAY_BYTES = 64 * 1024 * 1024
 """Copies that the tiers have not taken yet: 45 blocks of SmolLM2-135M."""
 
-Take = Callable[[TierKey, bytes], None]
+Take = Callable[[TierKey, bytes, int], None]
+"""A block, and how many orders to forget tenants there were when its prompt came."""
 
 
 class TierWriting:
@@ -39,7 +40,7 @@ class TierWriting:
         """Blocks that found no room."""
         return self._dropped
 
-    def offer(self, key: TierKey, data: memoryview) -> None:
+    def offer(self, key: TierKey, data: memoryview, orders: int = 0) -> None:
         """Copy a block, if there is room. From any thread; never waits, never raises."""
         n_bytes = data.nbytes
         with self._lock:
@@ -48,13 +49,13 @@ class TierWriting:
                 return
             self._n_bytes += n_bytes
         try:
-            self._loop.call_soon_threadsafe(self._arrived, key, bytes(data))
+            self._loop.call_soon_threadsafe(self._arrived, key, bytes(data), orders)
         except RuntimeError:  # The loop is closed: this worker has ended.
             self._went(n_bytes)
 
-    def _arrived(self, key: TierKey, data: bytes) -> None:
+    def _arrived(self, key: TierKey, data: bytes, orders: int) -> None:
         self._went(len(data))
-        self._take(key, data)
+        self._take(key, data, orders)
 
     def _went(self, n_bytes: int) -> None:
         with self._lock:
@@ -72,6 +73,7 @@ class TierTee:
         keys: Of the prompt's full blocks.
         wanted: Which of them, by index.
         slot_bytes: Size of a full block.
+        orders: As of `Take`.
     """
 
     def __init__(
@@ -81,17 +83,19 @@ class TierTee:
         *,
         wanted: Collection[int],
         slot_bytes: int,
+        orders: int = 0,
     ) -> None:
         self._writing = writing
         self._keys = keys
         self._wanted = wanted
         self._slot = memoryview(bytearray(0))
         self._slot_bytes = slot_bytes
+        self._orders = orders
 
     def __call__(self, index: int, data: memoryview) -> None:
         """Block `index` is final; `data` may change once this returns."""
         if index in self._wanted:
-            self._writing.offer(self._keys[index], data)
+            self._writing.offer(self._keys[index], data, self._orders)
 
     def buffer(self, index: int) -> memoryview:
         """Memory for one block, the same each time."""

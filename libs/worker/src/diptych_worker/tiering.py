@@ -33,7 +33,7 @@ spans = tracer("worker")
 _MANY_TOKENS = 16_384
 """More are hashed off the event loop: it would be gone for 2 ms."""
 _HELD_BYTES = 256 * 1024 * 1024
-"""Blocks that were read and are not in an engine yet, of all attempts together."""
+"""Blocks that are being read, or were and are not in an engine yet, of all attempts together."""
 _LEAST_S = 0.001
 """What saves less is not asked for."""
 ALWAYS_S = 30.0
@@ -104,6 +104,7 @@ class Tiering:
         tokens = (*(attempt.prompt_ids or ()), *generation.prefix_ids)
         if len(tokens) <= self._size:
             return NOTHING
+        orders = self._stack.orders
         keys, held = await self._names(generation.tenant, tokens)
         most = (len(tokens) - 1) // self._size
         with spans.start_as_current_span(names.KV_RESTORE) as span:
@@ -111,7 +112,14 @@ class Tiering:
             span.set_attribute(names.TRANSFER_BLOCKS, len(data))
             span.set_attribute(names.RAW_BYTES, sum(len(one) for one in data))
         wanted = frozenset(i for i, key in enumerate(keys) if self._sightings.see(key.block))
-        return self._made(keys, data, first=held, wanted=wanted)
+        made = self._made(data, first=held)
+        if wanted:
+            slot_bytes = self._spec.layout.slot_bytes
+            made.tee = TierTee(
+                self._writing, keys, wanted=wanted, slot_bytes=slot_bytes, orders=orders
+            )
+            made.wanted = wanted
+        return made
 
     def heard(self, report: StepReport) -> None:
         """The engine has filled prompts, or has taken in, or refused, what was read."""
@@ -165,24 +173,34 @@ class Tiering:
 
     async def _read(self, keys: Sequence[TierKey]) -> list[Entry]:
         """The blocks of leading `keys` that are worth reading, as far as they are there in time."""
-        room = max(0, _HELD_BYTES - self._held_bytes) // self._spec.layout.slot_bytes
-        keys = keys[:room]
+        keys = keys[: self._room]
         within_s = ALWAYS_S if self._always else self.costs.spare_s(len(keys))
         if not keys or within_s < _LEAST_S:
             return []
         found = await self._find(keys, within_s)
         blocks = found.n_blocks if self._always else self.costs.worth(self._reading_s(found))
+        blocks = min(blocks, self._room)  # Others may have begun to read meanwhile.
         if not blocks:
             return []
         within_s = ALWAYS_S if self._always else self.costs.spare_s(blocks)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + within_s
-        data = await self._stack.read(keys[:blocks], timeout_s=within_s)
+        n_bytes = blocks * self._spec.layout.slot_bytes
+        self._held_bytes += n_bytes
+        try:
+            data = await self._stack.read(keys[:blocks], timeout_s=within_s)
+        finally:
+            self._held_bytes -= n_bytes
         if len(data) < blocks and loop.time() < until_s:
             self._sightings.lost(keys[len(data)].block)
         elif len(data) < blocks:
             self.tally.late += 1
         return data
+
+    @property
+    def _room(self) -> int:
+        """How many blocks may be read now."""
+        return max(0, _HELD_BYTES - self._held_bytes) // self._spec.layout.slot_bytes
 
     async def _find(self, keys: Sequence[TierKey], within_s: float) -> Found:
         found = Found()
@@ -203,22 +221,15 @@ class Tiering:
             n_bytes / speed if (speed := speeds.get(name, 0.0)) > 0 else 0.0 for name in found.tiers
         ]
 
-    def _made(
-        self, keys: Sequence[TierKey], data: Sequence[Entry], *, first: int, wanted: frozenset[int]
-    ) -> TierWork:
+    def _made(self, data: Sequence[Entry], *, first: int) -> TierWork:
         n_bytes = sum(len(one) for one in data)
         self._held_bytes += n_bytes
         loop, size = asyncio.get_running_loop(), self._size
-        slot_bytes = self._spec.layout.slot_bytes
         made = TierWork(
             restored=tuple(
                 KvBlock(at * size, (at + 1) * size, memoryview(one).toreadonly())
                 for at, one in enumerate(data, first)
-            ),
-            tee=TierTee(self._writing, keys, wanted=wanted, slot_bytes=slot_bytes)
-            if wanted
-            else None,
-            wanted=wanted,
+            )
         )
 
         def let_go() -> None:
@@ -233,6 +244,6 @@ class Tiering:
         made.leave = leave
         return made
 
-    def _put(self, key: TierKey, data: bytes) -> None:
-        if self._stack.put(key, data):
+    def _put(self, key: TierKey, data: bytes, orders: int) -> None:
+        if self._stack.put(key, data, orders=orders):
             self._sightings.written(key.block)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from diptych_chassis.settings import ServiceSettings
@@ -44,7 +45,7 @@ class SchedulerSettings(ServiceSettings):
     def path_rules(self) -> PathRules:
         """What these settings say of paths. Raises `ValueError`, naming the setting."""
         classes, slos = tuple(PriorityClass), self.ttft_slo_s
-        if len(slos) not in (1, len(classes)) or min(slos, default=0.0) < 0:
+        if len(slos) not in (1, len(classes)) or not all(0 <= slo < inf for slo in slos):
             raise ValueError(
                 f"TTFT_SLO_S: expected one value or three ({', '.join(classes)}) of at least 0 s, "
                 f"got {slos}"

@@ -88,7 +88,7 @@ class JetStreamBus(JetStreamMessaging, JetStreamJournal):
             else:
                 names = sorted(needed_streams(RIGHTS[access.role]))
                 await there(connection, names, until_s=end_s)
-            await StoreIdentity.start(connection, names)
+            await StoreIdentity.start(connection, names, until_s=end_s)
             return cls(connection, await Appender.start(connection))
         except BaseException:
             await connection.close()

@@ -3,6 +3,9 @@
 And with an end: nats-py connects inside `wait_for`, which before Python 3.12 swallows a
 cancellation that arrives together with the answer, or the refusal. Its loops then try again for
 ever, and a client that was closed would come back.
+
+And with the tasks of one connection only: where nats-py fails between the server's first word and
+its own last one, it leaves what reads, pings and flushes behind, and begins again.
 """
 
 import asyncio
@@ -68,11 +71,21 @@ class IdentifiedClient(Client):
             await super()._close(status, False)
 
     async def _connect_to_server(self, s: Srv) -> None:
+        self._end_tasks()
         await heeding(super()._connect_to_server(s))
+
+    def _end_tasks(self) -> None:
+        """Of the connection before: three that ping are one that the server is too slow for."""
+        for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+            if task is not None:
+                task.cancel()
 
     async def _process_connect_init(self) -> None:
         try:
             await heeding(super()._process_connect_init())
+            if not self.is_connected:
+                self._end_tasks()
+                raise nats.errors.Error("nats: the server left without a word")
         except nats.errors.Error as err:
             self.refusals += any(reason in str(err).lower() for reason in _NOT_BELIEVED)
             raise

@@ -28,7 +28,9 @@ PENDING_BYTES = 8 * 1024 * 1024
 BACKLOG_MESSAGES = 8192
 """Messages that may wait for one handler; what exceeds it is dropped and healed as a gap."""
 TRY_S = 0.5
-"""One try of an idempotent question; a restart of the server loses what is in flight."""
+"""The first try of an idempotent question; a restart of the server loses what is in flight."""
+MAX_TRY_S = 2.0
+"""The longest one: a server that always needs a second would never be heard in half of one."""
 SETTLE_S = 1.0
 NOT_READY_PAUSE_S = 0.05
 """Pause while JetStream recovers (12-216 ms measured)."""
@@ -230,19 +232,19 @@ class Connection:
         check_size(subject, data, headers)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + timeout_s
-        not_ready = False
+        not_ready, try_s = False, TRY_S
         while (left_s := end_s - loop.time()) > 0:
             try:
                 async with asyncio.timeout(left_s):
                     await self._up.wait()
-                return await self._ask_once(subject, data, headers, min(TRY_S, left_s))
+                return await self._ask_once(subject, data, headers, min(try_s, left_s))
             except nats.errors.NoRespondersError:
                 not_ready = True
                 await asyncio.sleep(NOT_READY_PAUSE_S)
             except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as err:
                 raise BusAway(f"connection to {self._url} is closed") from err
             except _ERRORS:
-                not_ready = False
+                not_ready, try_s = False, min(2 * try_s, MAX_TRY_S)
                 await asyncio.sleep(NOT_READY_PAUSE_S)
         if not_ready:
             raise Transient(f"JetStream at {self._url} is not ready: nobody answers on {subject}")
@@ -281,7 +283,7 @@ class Connection:
                 text = f"the bus at {self._url} refuses this process's identity: {self._last_error}"
                 self.lifetime.end(Transient(text))
             task = self.client._reconnection_task
-            if self.client.is_reconnecting and task is not None and task.done():
+            if not self.client.is_connected and task is not None and task.done():
                 self.lifetime.end(BusAway(f"reconnecting to {self._url} ended: {self._last_error}"))
 
     async def _on_error(self, err: Exception) -> None:

@@ -17,6 +17,7 @@ from diptych_contracts.streams import BucketSpec, ConsumerSpec, ObjectBucketSpec
 
 NS = 1_000_000_000
 DECLARE_S = 5.0
+"""The least that one stream may take: a process that still connects has as long as it waits."""
 BUCKET_DEDUPE_S = 60.0
 _PAUSE_S = 0.2
 
@@ -98,8 +99,9 @@ async def declare(
 async def _created(connection: Connection, config: dict[str, Any], *, until_s: float) -> bool:
     """Whether the stream is there; False if it is worth another try."""
     name = config["name"]
+    within_s = max(DECLARE_S, until_s - asyncio.get_running_loop().time())
     try:
-        await api(connection, f"STREAM.CREATE.{name}", config, timeout_s=DECLARE_S)
+        await api(connection, f"STREAM.CREATE.{name}", config, timeout_s=within_s)
     except ApiError as err:
         if err.err_code == NAME_IN_USE:
             return True

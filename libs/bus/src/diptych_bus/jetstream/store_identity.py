@@ -32,13 +32,14 @@ class StoreIdentity:
         self._wake = asyncio.Event()
 
     @classmethod
-    async def start(cls, connection: Connection, streams: Iterable[str]) -> None:
+    async def start(cls, connection: Connection, streams: Iterable[str], *, until_s: float) -> None:
         """Remember `streams` as they are, and look again when one is deleted or after a reconnect.
 
         Raises:
-            Transient: JetStream does not answer.
+            Transient: JetStream does not answer until `until_s` of the event loop's clock.
         """
-        self = cls(connection, await _born(connection, frozenset(streams)))
+        born = await _born(connection, frozenset(streams), within_s=_left_s(until_s))
+        self = cls(connection, born)
         await connection.listen(DELETED, lambda _: self._wake.set())
         connection.watch_link(up=self._wake.set)
         connection.lifetime.start(self._watch(), "store identity")
@@ -62,7 +63,7 @@ class StoreIdentity:
                 return
 
     async def _lost(self) -> list[str]:
-        born = await _born(self._connection, self._born.keys())
+        born = await _born(self._connection, self._born.keys(), within_s=LOOK_S)
         return sorted(name for name, stamp in self._born.items() if born.get(name) != stamp)
 
 
@@ -73,20 +74,27 @@ async def there(connection: Connection, streams: Iterable[str], *, until_s: floa
         Transient: some are not, at `until_s` of the event loop's clock.
     """
     loop = asyncio.get_running_loop()
-    while missing := sorted(frozenset(streams) - (await _listed(connection)).keys()):
+    wanted = frozenset(streams)
+    while missing := sorted(wanted - (await _listed(connection, _left_s(until_s))).keys()):
         if loop.time() + PAUSE_S > until_s:
             which = ", ".join(missing[:_NAMED])
             raise Transient(f"nobody has created {which} on the bus: does a supervisor run?")
         await asyncio.sleep(PAUSE_S)
 
 
-async def _born(connection: Connection, streams: Iterable[str]) -> dict[str, str]:
+def _left_s(until_s: float) -> float:
+    return max(LOOK_S, until_s - asyncio.get_running_loop().time())
+
+
+async def _born(
+    connection: Connection, streams: Iterable[str], *, within_s: float
+) -> dict[str, str]:
     """When each of `streams` that exists was created."""
-    found = await _listed(connection)
+    found = await _listed(connection, within_s)
     born = {name: found[name] for name in streams if name in found}
     for name in frozenset(streams) - born.keys():  # a cluster leaves out what does not answer
         try:
-            info = await api(connection, f"STREAM.INFO.{name}", {}, timeout_s=LOOK_S)
+            info = await api(connection, f"STREAM.INFO.{name}", {}, timeout_s=within_s)
         except ApiError as err:
             if err.err_code != _STREAM_NOT_FOUND:
                 raise Transient(f"stream {name}: {err.description}") from err
@@ -95,11 +103,11 @@ async def _born(connection: Connection, streams: Iterable[str]) -> dict[str, str
     return born
 
 
-async def _listed(connection: Connection) -> dict[str, str]:
+async def _listed(connection: Connection, within_s: float) -> dict[str, str]:
     found: dict[str, str] = {}
     offset = 0
     while True:
-        page = await _page(connection, offset)
+        page = await _page(connection, offset, within_s)
         streams = page.get("streams") or []
         found.update({str(s["config"]["name"]): str(s["created"]) for s in streams})
         offset += len(streams)
@@ -107,8 +115,8 @@ async def _listed(connection: Connection) -> dict[str, str]:
             return found
 
 
-async def _page(connection: Connection, offset: int) -> dict[str, Any]:
+async def _page(connection: Connection, offset: int, within_s: float) -> dict[str, Any]:
     try:
-        return await api(connection, "STREAM.LIST", {"offset": offset}, timeout_s=LOOK_S)
+        return await api(connection, "STREAM.LIST", {"offset": offset}, timeout_s=within_s)
     except ApiError as err:
         raise Transient(f"cannot list streams: {err.description}") from err

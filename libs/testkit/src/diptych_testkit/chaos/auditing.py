@@ -18,6 +18,8 @@ from diptych_testkit.chaos.watching import Watch
 
 GRACE_S = 45.0
 """Answers nobody came back for go on for 30 s."""
+PATIENCE_S = 60.0
+"""Beyond both, at any pace."""
 AFTER_S = 5.0
 """After the last request nothing may be held any more."""
 
@@ -26,11 +28,16 @@ async def audit(
     report: Report, told: Sequence[Told], crew: Crew, watch: Watch, undisturbed: Undisturbed
 ) -> None:
     """Fill `report` in."""
-    await watch.ended(GRACE_S)
+    await watch.ended(GRACE_S + (PATIENCE_S if report.any_pace else 0))
     await asyncio.sleep(AFTER_S)
-    report.unended = watch.unended()
-    report.stored = await watch.stored_requests()
-    report.held = await _held(crew, watch)
+    give_up_s = time.monotonic() + (PATIENCE_S if report.any_pace else 0)
+    while True:
+        report.unended = watch.unended()
+        report.stored = await watch.stored_requests()
+        report.held = await _held(crew, watch)
+        if not (report.stored or report.held) or time.monotonic() > give_up_s:
+            break
+        await asyncio.sleep(1.0)
     report.accepted = sum(record.request_seq > 0 for record in watch.records.values())
     report.crashes = [f"{c.who} ended with {c.code}: {c.last_words}" for c in crew.crashes]
     _judge(report, told, watch, undisturbed)

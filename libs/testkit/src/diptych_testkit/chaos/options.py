@@ -20,6 +20,9 @@ class Options:
     engine: EngineName
     folder: Path | None
     """Where stores and logs go, to be kept; None: a temporary one."""
+    any_pace: bool = False
+    """Show figures of time and do not judge them: on a machine that others share, any process may
+    stand still for seconds."""
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -34,6 +37,7 @@ def parse(arguments: Sequence[str]) -> Options:
     parser.add_argument("--streams", type=int, default=20, help="at all times; default 20")
     parser.add_argument("--engine", choices=("llamacpp", "sim"), default="llamacpp")
     parser.add_argument("--folder", type=Path, default=None, help="keep stores and logs here")
+    parser.add_argument("--any-pace", action="store_true", help="do not judge figures of time")
     given = parser.parse_args(arguments)
     seed = SystemRandom().randrange(10**6) if given.seed is None else given.seed
     return Options(
@@ -43,4 +47,5 @@ def parse(arguments: Sequence[str]) -> Options:
         streams=given.streams,
         engine=given.engine,
         folder=given.folder,
+        any_pace=given.any_pace,
     )

@@ -108,7 +108,9 @@ class Run:
         self._told: list[Told] = []
         self._stop = asyncio.Event()
         self._striking = False
-        self.report = Report(options.seed, 0.0, len(self._plan), options.streams)
+        self.report = Report(
+            options.seed, 0.0, len(self._plan), options.streams, any_pace=options.any_pace
+        )
 
     async def whole(self, limit_s: float) -> None:
         """Start, load, strike and audit, within `limit_s`; whatever goes wrong is in the report."""
