@@ -220,8 +220,9 @@ async def test_of_two_decode_workers_the_one_that_has_most_is_chosen() -> None:
         await a_pair(fleet, "d1", "d2")
         first = await ask(fleet, "first", FIRST)
         assert first.report is not None
-        await asyncio.sleep(0.15)  # virtual: blocks are announced every 20 ms
         for number in range(4):
+            await fleet.settled()
+            await asyncio.sleep(0.15)  # virtual: blocks are announced every 20 ms
             end = await ask(fleet, f"again{number}", SECOND)
             assert end.report is not None
             assert end.report.decode_worker == first.report.decode_worker

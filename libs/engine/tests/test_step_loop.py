@@ -688,3 +688,13 @@ def test_a_pinned_prefix_that_is_gone_fails_its_sequence(loops, gone: str) -> No
 
 def test_an_engine_without_a_cache_pins_nothing(loops) -> None:
     assert loops().loop.pins is None
+
+
+def test_blocks_that_decode_has_are_handed_over_to_nobody_but_who_wants_them(loops) -> None:
+    loop = loops()
+    sink = Sink(loop.engine.spec.layout.slot_bytes, 8)
+    job = work("leaves-out", prompt_ids=numbers(200))
+    wanted = frozenset({0, 3})
+    loop.loop.submit(replace(job, phase=Phase.PREFILL, sink=sink, held_blocks=2, wanted=wanted))
+    loop.until(lambda: bool(loop.of(job.key, NewTokens)))
+    assert sink.order == [0, 2, 3]
