@@ -117,7 +117,7 @@ async def test_a_disk_that_hangs_under_a_copy_loses_nothing(
     monkeypatch.setattr(parking, "STUCK_S", 0.5)
     monkeypatch.setattr(DiskStore, "write", hung)
     await ask(fleet, "r1")
-    await answered(fleet, "r1")
+    assert (await answered(fleet, "r1")).attempt == 1
     assert hung.begun.is_set()
     hung.let_go()
     await until_free(fleet)

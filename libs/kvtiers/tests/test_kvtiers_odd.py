@@ -33,6 +33,10 @@ async def opened(root: Path) -> DiskTier:
     return tier
 
 
+def files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
 def placed(files: DiskFiles, what: str) -> Path:
     """Something that is no entry, under an entry's name."""
     path = files.path(KEYS[0])
@@ -251,6 +255,24 @@ async def test_objects_in_a_folder_are_their_owners(tmp_path: Path) -> None:
     await tier.put(KEYS[0], tier_block(0))
     assert await tier.get(KEYS[0]) == tier_block(0)
     assert root.stat().st_mode & 0o777 == 0o700
+
+
+async def test_what_a_killed_writer_left_in_a_folder_is_swept_and_forgotten(tmp_path: Path) -> None:
+    """`obstore` lists and deletes no file of such a name: a purged tenant's KV stayed for ever."""
+    tier = ObjectTier(tmp_path.as_uri())
+    await tier.put(KEYS[0], tier_block(0))
+    other = tier_key(0, "other")
+    await tier.put(other, tier_block(0))
+    names = [f"{key.tenant_tag}/{key.block}" for key in (KEYS[0], other)]
+    old, new = (tmp_path / f"{names[0]}#1"), (tmp_path / f"{names[0]}#2")
+    for path in (old, new, tmp_path / f"{names[1]}#1"):
+        path.write_bytes(b"what a user wrote")
+    os.utime(old, (1000, 1000))
+    await tier.tend()
+    assert not old.exists()
+    assert new.exists()
+    assert await tier.forget(TENANT) == 1
+    assert files(tmp_path) == [names[1], f"{names[1]}#1"]
 
 
 async def test_what_is_far_too_large_is_neither_written_nor_read(

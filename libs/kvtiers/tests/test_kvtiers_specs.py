@@ -100,7 +100,14 @@ def test_what_is_wrong_is_said(text: str, said: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["redis://u:hush@h:x", "redis://u:hush@h/name", "redis://u:hush@h?a=b", "redis://u:hush@[h"],
+    [
+        "redis://u:hush@h:x",
+        "redis://u:hush@h/name",
+        "redis://u:hush@h?a=b",
+        "redis://u:hush@[h",
+        "/u:hush@h:6379.5",
+        "u:hush@h",
+    ],
 )
 def test_no_error_holds_a_password(text: str) -> None:
     with pytest.raises(ValueError, match="expected") as told:

@@ -89,10 +89,11 @@ class DiskFiles:
             except FileNotFoundError:
                 return None
             except OSError as err:
-                if err.errno not in _NOT_OURS:
-                    raise
-                self.path(key).unlink()  # If it is the disk, this fails too.
-                return None
+                if err.errno in _NOT_OURS:
+                    with contextlib.suppress(OSError):  # If it is the disk, this fails too.
+                        self.path(key).unlink()
+                        return None
+                raise
 
     def _read(self, path: Path) -> bytes | None:
         # Without O_NONBLOCK a named pipe keeps its reader for ever.

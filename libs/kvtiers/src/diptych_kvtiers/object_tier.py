@@ -7,9 +7,9 @@ written first is removed about once a minute; without one the bucket's own rules
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -20,6 +20,7 @@ from obstore.store import ObjectStore, from_url
 from diptych_contracts.tiers import BLOCK_CHARS, TENANT_TAG_CHARS, is_hex
 from diptych_kvtiers.port import Entry, TierAway, TierFull, TierKey, TierUsage
 from diptych_kvtiers.specs import shown
+from diptych_kvtiers.staged_files import remove_staged
 
 MAX_ENTRY_BYTES = 256 * 1024**2
 """No block is larger: what is, is not read into memory to see what it is."""
@@ -57,6 +58,7 @@ class ObjectTier:
         self._entries: int | None = None
         self._bytes: int | None = None
         self._evicted = 0
+        self._folder = _folder(url)
         try:
             self._store = _opened(url, timeout_s=timeout_s, endpoint=endpoint, region=region)
         except BaseError as err:
@@ -112,6 +114,8 @@ class ObjectTier:
         async with _told():
             own = [listed.path for listed in await self._list(tenant_tag)]
             await self._delete(own)
+            if self._folder is not None:
+                await asyncio.to_thread(remove_staged, self._folder / tenant_tag, older_s=0.0)
         return len(own)
 
     async def tend(self) -> None:
@@ -124,6 +128,8 @@ class ObjectTier:
                     n_bytes -= listed[gone].n_bytes
                     gone += 1
             await self._delete([entry.path for entry in listed[:gone]])
+            if self._folder is not None:
+                await asyncio.to_thread(remove_staged, self._folder)
         self._entries, self._bytes = len(listed) - gone, n_bytes
         self._evicted += gone
 
@@ -156,11 +162,16 @@ class ObjectTier:
         """Nothing to do: connections go with the store."""
 
 
+def _folder(url: str) -> Path | None:
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
 def _opened(url: str, *, timeout_s: float, **given: str) -> ObjectStore:
     scheme = urlsplit(url).scheme
-    if scheme == "file":
+    if (folder := _folder(url)) is not None:
         with contextlib.suppress(OSError):  # It says better what is wrong.
-            os.makedirs(unquote(urlsplit(url).path), mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return from_url(url, mkdir=True)
     if scheme == "memory":
         return from_url(url)

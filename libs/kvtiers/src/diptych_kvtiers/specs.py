@@ -99,9 +99,10 @@ def parse_tier(text: str) -> TierSpec:
 
 
 def shown(where: str) -> str:
-    """A place without user, password and options, however odd it is; a path as it is."""
+    """A place without user, password and options, however odd; a path that has no "@" as it is."""
     if where.startswith("/") and "://" not in where:
-        return where
+        _, at, rest = where.rpartition("@")
+        return f"…{at}{rest}" if at else where
     scheme, found, rest = where.rpartition("@")[2].partition("://")
     if "@" in where:
         scheme, found, rest = where.partition("://")[0], "://", where.rpartition("@")[2]

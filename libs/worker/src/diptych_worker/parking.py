@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import errno
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from diptych_contracts.errors import Refused, Unverified
@@ -111,7 +111,8 @@ class Parking:
             await self._in_thread(lot, lambda: lot.prepare(slots), within_s=ROOM_S)
         except OSError as err:
             log.warning("no_room_to_park", parking=kind, error=str(err))
-            lot.failed()
+            if not lot.away:  # One failure, though several have asked meanwhile.
+                lot.failed()
 
     def reserve(self, kind: str, transfer_id: TransferId, blocks: int) -> None:
         """Keep room in the lot of `kind`, and in no other. Idempotent.
@@ -147,7 +148,7 @@ class Parking:
         if lot.is_empty:
             with contextlib.suppress(RuntimeError):  # It is closed.
                 trimming = self._threads[lot.kind].submit(lot.trim)
-                trimming.add_done_callback(lambda done: _note_trimmed(lot.kind, done.exception()))
+                trimming.add_done_callback(lambda done: _note_trimmed(lot.kind, done))
 
     async def hold(
         self,
@@ -255,7 +256,10 @@ class Parking:
             return [_verified(block, data, salt) for block, data in zip(blocks, found, strict=True)]
 
         try:
-            taken = await self._in_thread(lot, take, job.transfer_id)
+            if kept is None:
+                taken = await self._in_thread(lot, take, job.transfer_id)
+            else:  # It is in memory; the lot's thread may hang.
+                taken = await asyncio.to_thread(take)
         except OSError as err:
             lot.failed()
             self._metrics.parking_fault(lot.kind, "read")
@@ -313,8 +317,8 @@ def _back(lot: Lot, moved: asyncio.Future[Any]) -> None:
         log.warning("parking_hung", parking=lot.kind, error=str(moved.exception()))
 
 
-def _note_trimmed(kind: str, err: BaseException | None) -> None:
-    if err is not None:
+def _note_trimmed(kind: str, trimming: Future[None]) -> None:
+    if not trimming.cancelled() and (err := trimming.exception()) is not None:
         log.warning("parking_not_trimmed", parking=kind, error=str(err))
 
 
