@@ -12,6 +12,8 @@ from diptych_contracts import subjects
 from diptych_contracts.control import (
     ForgetAnswer,
     ForgetTenant,
+    KvAsk,
+    KvSnapshot,
     TenantForgotten,
     TiersAsk,
     TiersSnapshot,
@@ -277,3 +279,18 @@ async def test_a_worker_without_tiers_says_so() -> None:
         fleet.scheduler()
         await start(fleet, "d1", Role.DECODE)
         assert (await tiers(fleet, "d1")).tiers == ()
+
+
+async def test_blocks_that_the_decode_worker_has_are_kept_in_tiers_all_the_same() -> None:
+    async with small_fleet() as fleet:
+        fleet.scheduler()
+        await start(fleet, "p1", Role.PREFILL, kv_tiers=("host:64MiB",), kv_tier_sightings=2)
+        await start(fleet, "d1", Role.DECODE, kv_reuse=True)
+        await ask(fleet, "first")
+        await ask(fleet, "second")
+        await until_stored(fleet, "p1", len(PROMPT) // 64)
+        subject = subjects.control(fleet.incarnation("d1"))
+        about = KvAsk(ended=8, about="second")
+        told = await fleet.bus.request(subject, about, KvSnapshot, timeout_s=5)
+        assert [t.held_blocks for t in told.transfers] == [(len(PROMPT) - 1) // 64]
+        await fleet.settled()

@@ -28,7 +28,7 @@ from diptych_engine.port import (
 )
 from diptych_engine.sim import SimSettings, SimStepEngine
 from diptych_engine.step_loop import StepLoop
-from diptych_policy.prefixes import block_hashes
+from diptych_policy.prefixes import Prefix, block_hashes
 from diptych_testkit.toy_engine import EOS_ID, ToyStepEngine, toy_answer
 
 WAIT_S = 60.0
@@ -637,3 +637,64 @@ def test_while_paused_nothing_is_computed_but_an_abort_takes_effect() -> None:
     assert loop.finish(stays.key) is EndReason.LENGTH
     assert loop.tokens(stays.key) == toy_answer(stays.prompt_ids, 5)
     loop.loop.stop()
+
+
+def handed_over(loops, name: str, length: int) -> SequenceWork:
+    """The decode work of a prompt of `length` tokens, and the first token of its answer."""
+    prefill = loops()
+    sink = Sink(prefill.engine.spec.layout.slot_bytes, 8)
+    job = work(name, prompt_ids=numbers(length))
+    prefill.loop.submit(replace(job, phase=Phase.PREFILL, sink=sink))
+    prefill.until(lambda: bool(prefill.of(job.key, NewTokens)))
+    first = tuple(prefill.tokens(job.key))
+    blocks = sink.blocks(length)
+    return replace(job, phase=Phase.DECODE, answer_ids=first, blocks=blocks, keep=True)
+
+
+def test_imported_kv_that_is_kept_is_pinned_and_only_the_rest_imported(loops) -> None:
+    decode = loops(**CACHING)
+    run(decode, handed_over(loops, "first", 200))
+    second = handed_over(loops, "second", 200)
+    pins = decode.loop.pins
+    assert pins is not None
+    prefix = Prefix.of("", "toy", second.prompt_ids, 64)
+    assert pins.pin(second.key, prefix) == 3
+    run(decode, replace(second, blocks=second.blocks[3:]))
+    assert [*second.answer_ids, *decode.tokens(second.key)] == toy_answer(second.prompt_ids, 5)
+    assert cached(decode, second) == 0
+    decode.loop.check()
+
+
+@pytest.mark.parametrize("gone", ["forgotten", "unpinned"])
+def test_a_pinned_prefix_that_is_gone_fails_its_sequence(loops, gone: str) -> None:
+    decode = loops(**CACHING)
+    run(decode, handed_over(loops, "first", 200))
+    second = handed_over(loops, "second", 200)
+    pins = decode.loop.pins
+    assert pins is not None
+    assert pins.pin(second.key, Prefix.of("", "toy", second.prompt_ids, 64)) == 3
+    if gone == "forgotten":
+        assert decode.loop.forget("").result(timeout=60) == 1
+    else:
+        pins.unpin(second.key)
+    decode.loop.submit(replace(second, blocks=second.blocks[3:]))
+    failure = decode.failure(second.key)
+    assert (failure.reason, failure.permanent) == ("unverified_kv", False)
+    again = replace(second, key=SequenceKey(second.key.request_id, 2))
+    run(decode, again)
+    assert [*again.answer_ids, *decode.tokens(again.key)] == toy_answer(again.prompt_ids, 5)
+    decode.loop.check()
+
+
+def test_an_engine_without_a_cache_pins_nothing(loops) -> None:
+    assert loops().loop.pins is None
+
+
+def test_blocks_that_decode_has_are_handed_over_to_nobody_but_who_wants_them(loops) -> None:
+    loop = loops()
+    sink = Sink(loop.engine.spec.layout.slot_bytes, 8)
+    job = work("leaves-out", prompt_ids=numbers(200))
+    wanted = frozenset({0, 3})
+    loop.loop.submit(replace(job, phase=Phase.PREFILL, sink=sink, held_blocks=2, wanted=wanted))
+    loop.until(lambda: bool(loop.of(job.key, NewTokens)))
+    assert sink.order == [0, 2, 3]

@@ -5,11 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import cffi
+import msgspec
 import pytest
 import xxhash
 
-from diptych_contracts.errors import Expired, Refused, Unverified
+from diptych_contracts.errors import Expired, Incompatible, Refused, Unverified
 from diptych_contracts.transfers import SlotRef, Ticket
+from diptych_kvlink.agreement import check_ticket
 from diptych_kvlink.outgoing import OutgoingTransfer
 
 
@@ -259,3 +261,47 @@ async def test_a_link_that_breaks_unexpectedly_fails_the_transfer(
 
     with pytest.raises(Unverified, match="cable pulled"):
         await transfer.digests(5.0)
+
+
+async def test_only_blocks_that_the_reader_lacks_are_written(
+    reader: Any, open_transfer: Any
+) -> None:
+    request = reader.request(leaves_out=True)
+    ticket = reader.incoming.reserve(request, tokens=10, now_s=0.0, held_blocks=1)
+    again = reader.incoming.reserve(request, tokens=10, now_s=0.0)
+    assert (len(ticket.slots), ticket.held_blocks) == (2, 1)
+    assert (again.slots, again.held_blocks) == (ticket.slots, 1)
+    check_ticket(ticket, request, tokens=10)
+    transfer = open_transfer(ticket)
+    fill(transfer, 1, b"b" * 6000)
+    fill(transfer, 2, b"c" * 3001)
+
+    digests = await transfer.digests(5.0)
+    transfer.close()
+
+    assert [digest.index for digest in digests] == [1, 2]
+    blocks = reader.incoming.claim(reader.job(again, digests), tokens=10, now_s=1.0)
+    assert [(b.p0, b.p1, bytes(b.data)) for b in blocks] == [
+        (4, 8, b"b" * 6000),
+        (8, 10, b"c" * 3001),
+    ]
+
+
+async def test_a_block_that_the_reader_has_is_none_of_the_tickets(
+    reader: Any, open_transfer: Any
+) -> None:
+    request = reader.request(leaves_out=True)
+    transfer = open_transfer(reader.incoming.reserve(request, tokens=10, now_s=0.0, held_blocks=1))
+    fill(transfer, 0, b"a" * 6000)
+    with pytest.raises(Unverified, match="block 0 of 2 from block 1 on"):
+        await transfer.digests(5.0)
+
+
+@pytest.mark.parametrize(("held", "leaves_out"), [(1, False), (3, True), (-1, True)])
+def test_a_ticket_that_leaves_out_what_nobody_offered_is_not_worked_with(
+    reader: Any, held: int, leaves_out: bool
+) -> None:
+    request = reader.request(leaves_out=leaves_out)
+    ticket = reader.incoming.reserve(request, tokens=10, now_s=0.0, held_blocks=1)
+    with pytest.raises(Incompatible, match="left out"):
+        check_ticket(msgspec.structs.replace(ticket, held_blocks=held), request, tokens=10)

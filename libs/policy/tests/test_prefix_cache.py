@@ -199,3 +199,56 @@ def test_an_engine_that_obeys_holds_exactly_what_the_index_says(seed: int) -> No
         assert known >= set(removed)
         known = (known | set(stored)) - set(removed)
         assert len(known) == len(blocks)
+
+
+def test_what_is_pinned_outlives_what_was_used_since() -> None:
+    cache = a_cache()
+    keep(cache, "ab")
+    assert cache.pin("t1", a_prefix("abc")) == 2
+    keep(cache, "xy")
+    assert cache.match(a_prefix("xy")) == Hit(11, 2)
+    assert cache.shrink(2 * BLOCK) == (11,)
+    assert cache.pinned("t1") == Hit(10, 2)
+    assert keep(cache, "uvw", room_blocks=3) == Kept((), 11, None, 0, 1)
+    cache.unpin("t1")
+    cache.unpin("t1")
+    assert cache.pinned("t1") is None
+    assert cache.shrink(BLOCK) == (10,)
+
+
+def test_no_room_is_made_for_new_paths_out_of_pinned_ones() -> None:
+    cache = a_cache(1)
+    keep(cache, "ab")
+    cache.pin("t1", a_prefix("ab"))
+    assert keep(cache, "xy") == Kept()
+    assert keep(cache, "abc") == Kept(seq=10, start=2, end=3)
+    assert cache.pinned("t1") == Hit(10, 2)
+
+
+def test_live_sequences_and_a_forgotten_tenant_take_what_is_pinned() -> None:
+    cache = a_cache()
+    keep(cache, "abcd")
+    cache.pin("t1", a_prefix("ab"))
+    assert cache.shrink(2 * BLOCK) == (10,)
+    assert cache.pinned("t1") is None
+    keep(cache, "ab")
+    assert cache.pinned("t1") == Hit(10, 2), "the same KV is as good"
+    assert cache.forget("t") == (10,)
+    assert cache.pinned("t1") is None
+
+
+def test_nothing_is_pinned_of_what_is_not_there_or_is_anothers() -> None:
+    cache = a_cache()
+    keep(cache, "ab")
+    assert cache.pin("t1", a_prefix("xy")) == 0
+    assert cache.pin("t1", a_prefix("ab", "other")) == 0
+    assert cache.pinned("t1") is None
+
+
+def test_one_path_stays_for_a_beginning_that_two_share() -> None:
+    cache = a_cache()
+    keep(cache, "abx")
+    keep(cache, "aby")
+    cache.pin("t1", a_prefix("ab"))
+    assert len(cache.shrink(3 * BLOCK)) == 1
+    assert cache.pinned("t1") is not None

@@ -128,6 +128,9 @@ def facts(transfer: KvTransfer) -> str:
         told.append(f"{transfer.raw_bytes:,} before they were encoded")
     if transfer.slots:
         told.append(f"{len(transfer.slots)} slots")
+    if transfer.held_blocks:
+        had = f"its reader had the {transfer.held_blocks} before"
+        told.append(f"{transfer.blocks} blocks ({had})")
     if transfer.moving_ms:
         gb_per_s = transfer.n_bytes / transfer.moving_ms / 1e6
         told.append(f"moved in {transfer.moving_ms:.1f} ms ({gb_per_s:.2f} GB/s)")

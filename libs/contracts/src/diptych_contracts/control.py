@@ -98,6 +98,10 @@ class KvTransfer(Message, frozen=True, kw_only=True, tag="kv_transfer.1"):
     """Share of it while the engine computed."""
     remainder_ms: float = 0.0
     """From the end of compute; at its writer to the peer's answer."""
+    blocks: int = 0
+    """Blocks it is for."""
+    held_blocks: int = 0
+    """The first blocks, which its reader had already: they are not among `blocks`."""
 
 
 class KvSnapshot(Message, frozen=True, kw_only=True, tag="kv_snapshot.1"):

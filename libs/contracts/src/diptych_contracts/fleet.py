@@ -71,6 +71,8 @@ class WorkerRegistration(Message, frozen=True, kw_only=True, tag="worker_registr
     """How its engine moves KV itself; None: over `endpoints`."""
     codecs: tuple[str, ...] = (RAW,)
     """How blocks written to it may be encoded."""
+    kv_reuse: bool = False
+    """Whether blocks that it has cached need not be handed over to it."""
     cap_min_w: float = 0.0
     """The lowest power cap its device takes."""
     cap_default_w: float = 0.0

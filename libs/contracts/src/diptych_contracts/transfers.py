@@ -49,6 +49,8 @@ class Reserve(Message, frozen=True, kw_only=True, tag="reserve.1"):
     """How the writer would encode its blocks; the ticket says whether it may."""
     seals: bool = False
     """Whether the writer can seal its blocks under a ticket's key."""
+    leaves_out: bool = False
+    """Whether the writer can leave out the first blocks, where the reader has them."""
     parking: str = ""
     """Where the KV may wait for engine cells and a sequence: `host` or `disk`. Then room is kept
     there, and none in the engine. Empty: nowhere; the engine keeps room from now on."""
@@ -62,7 +64,7 @@ class SlotRef(Message, frozen=True, kw_only=True, tag="slot_ref.1"):
 
 
 class Ticket(Message, frozen=True, kw_only=True, tag="ticket.1"):
-    """Leave to write `slots`, block i into slot i, until the lease ends."""
+    """Leave to write `slots`, block `held_blocks` + i into slot i, until the lease ends."""
 
     transfer_id: TransferId
     attempt: int
@@ -76,6 +78,8 @@ class Ticket(Message, frozen=True, kw_only=True, tag="ticket.1"):
     """How its blocks are encoded: as was asked, or not at all."""
     sealing_key: bytes = b""
     """AES-256 key of this transfer alone; empty: its blocks are not sealed."""
+    held_blocks: int = 0
+    """The first blocks, which the reader has and keeps as long as the ticket: no slots for them."""
 
 
 class ReserveRefused(Message, frozen=True, kw_only=True, tag="reserve_refused.1"):

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from diptych_contracts.errors import DiptychError, Refused
 from diptych_contracts.jobs import RefusalReason
-from diptych_engine.port import Embedder, StepReport
+from diptych_engine.embedder import Embedder
+from diptych_engine.port import StepReport
 from diptych_policy.embedding import Spared
 
 Vectors = NDArray[np.float32]

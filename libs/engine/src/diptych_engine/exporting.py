@@ -7,8 +7,8 @@ from diptych_engine.sequence import LiveSequence
 def export(engine: StepEngine, sequence: LiveSequence, end: int, *, last: bool = False) -> None:
     """Hand over what is final up to position `end`: full blocks, and if it is the `last`, the tail.
 
-    Of a prefill all blocks; of other work those it wants to have written too. What was restored is
-    there already, and need not be read out of the engine.
+    Of a prefill all blocks but those that decode has; of any work those it wants to have written
+    too. What was restored is there already, and need not be read out of the engine.
     """
     work, size = sequence.work, engine.spec.layout.block_tokens
     if work.sink is None or work.phase is Phase.DECODE:
@@ -20,7 +20,7 @@ def export(engine: StepEngine, sequence: LiveSequence, end: int, *, last: bool =
             return
         index = sequence.exported
         sequence.exported += 1
-        if everything or index in work.wanted:
+        if (everything and index >= work.held_blocks) or index in work.wanted:
             _write(engine, sequence, work.sink, index=index, span=(p0, p1))
 
 

@@ -21,6 +21,8 @@ from diptych_contracts.handoffs import EngineHandOff, HandOffTerms
 from diptych_contracts.ids import RequestId
 from diptych_contracts.journal import Chances, EndReason
 from diptych_contracts.sampling import Sampling, Stopping
+from diptych_engine.embedder import Embedder
+from diptych_engine.pins import PrefixPins
 
 
 def never() -> bool:
@@ -84,13 +86,18 @@ class SequenceWork:
     sink: BlockSink | None = None
     """PREFILL: where blocks go. GENERATE: where those of `wanted` go."""
     wanted: Collection[int] = ()
-    """GENERATE: full blocks of prompt and answer, by index, that are written to `sink` too."""
+    """Full blocks of prompt and answer, by index, that are written to `sink` too."""
     restored: Sequence[KvBlock] = ()
     """PREFILL, GENERATE: full blocks that somebody kept, one after the other, to be imported where
     no cached prefix is as long; of use where one reaches the first of them. Should the engine
     refuse them, it computes. The last known token is always computed."""
+    held_blocks: int = 0
+    """PREFILL: leading blocks that go nowhere, unless they are `wanted`: decode has them."""
     blocks: Sequence[KvBlock] = ()
-    """DECODE: verified KV of prompt and answer, all but the last token of `answer_ids`."""
+    """DECODE: verified KV of prompt and answer, all but the last token of `answer_ids`. Where they
+    begin later, the engine has what comes before: `PrefixPins.pin` said so of this key."""
+    keep: bool = False
+    """DECODE: whether its KV may stay as a cached prefix; never if a lossy codec has changed it."""
     hand_off: EngineHandOff | None = None
     """DECODE, where the engine moves KV itself: what its prefill offered. Then no `blocks`."""
     on_imported: Callable[[], None] | None = None
@@ -278,6 +285,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def pins(self) -> PrefixPins | None:
+        """What keeps cached prefixes for imported KV; None: it imports from the start only."""
+        ...
+
+    @property
     def gone(self) -> str | None:
         """Why the engine behind this one is dead or out of reach; None: it is not."""
         ...
@@ -320,29 +332,6 @@ class StepInput:
     token_ids: Sequence[int]
     want_logits: bool
     """Whether the logits after the last token are needed."""
-
-
-class Embedder(Protocol):
-    """Makes vectors, of one text at a time, with KV of its own. Used on the engine's thread."""
-
-    size: int
-    """Numbers in a vector."""
-    max_tokens: int
-    """Longest text."""
-    chunk_tokens: int
-    """Most tokens it is fed at once."""
-
-    def begin(self) -> None:
-        """Forget the text before."""
-        ...
-
-    def feed(self, token_ids: Sequence[int]) -> None:
-        """Compute the next tokens of the text."""
-        ...
-
-    def vector(self) -> NDArray[np.float32]:
-        """The vector `[size]` of all that was fed, of length 1."""
-        ...
 
 
 class StepEngine(Protocol):

@@ -2,8 +2,11 @@
 
 What is kept is `policy.prefix_cache`'s choice; here its orders become calls of the engine. Full
 blocks only: a block that is not full could not be found by its hash. All methods run on the step
-loop's thread.
+loop's thread, but for `pin` and `unpin`: what KV to come will follow is pinned from any.
 """
+
+import threading
+from collections.abc import Hashable
 
 from diptych_engine.port import Phase, StepEngine
 from diptych_engine.sequence import LiveSequence
@@ -26,6 +29,41 @@ class PrefixReuse:
         self._cache = PrefixCache(
             range(first, first + spec.prefix_sequences), block_tokens=self._block_tokens
         )
+        # Guards the index; held for a call or two of the engine, never while it computes.
+        self._lock = threading.Lock()
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is kept."""
+        return self._on
+
+    def pin(self, key: Hashable, prefix: Prefix) -> int:
+        """Keep what is cached of `prefix` for `key`; see `pins.PrefixPins`."""
+        with self._lock:
+            return self._cache.pin(key, prefix)
+
+    def unpin(self, key: Hashable) -> None:
+        """Nothing of `key` comes any more; see `pins.PrefixPins`."""
+        with self._lock:
+            self._cache.unpin(key)
+
+    def take_pinned(self, sequence: LiveSequence) -> int:
+        """Give `sequence` the KV that was pinned for it; gives the number of tokens.
+
+        0, and nothing is given, if it had to go, or is that of other tokens.
+        """
+        key = sequence.work.key
+        with self._lock:
+            hit = self._cache.pinned(key)
+            self._cache.unpin(key)
+            tokens = hit.blocks * self._block_tokens if hit is not None else 0
+            if hit is None or tokens >= len(sequence.tokens):
+                return 0
+            found = self._cache.match(self._prefix(sequence, tokens))
+            if found is None or found.blocks != hit.blocks:
+                return 0
+            self._engine.fork(found.seq, sequence.seq, 0, tokens)
+            return tokens
 
     def fork(self, sequence: LiveSequence) -> int:
         """Give `sequence` the KV of its longest cached beginning; gives the number of tokens.
@@ -35,28 +73,35 @@ class PrefixReuse:
         known = len(sequence.tokens)
         if not self._on or known < self._block_tokens:
             return 0
-        hit = self._cache.match(self._prefix(sequence, known))
-        if hit is None:
-            return 0
-        tokens = min(hit.blocks * self._block_tokens, known - 1)
-        self._engine.fork(hit.seq, sequence.seq, 0, tokens)
-        return tokens
+        prefix = self._prefix(sequence, known)
+        with self._lock:
+            hit = self._cache.match(prefix)
+            if hit is None:
+                return 0
+            tokens = min(hit.blocks * self._block_tokens, known - 1)
+            self._engine.fork(hit.seq, sequence.seq, 0, tokens)
+            return tokens
 
     def make_room(self, live_tokens: int) -> None:
         """Give way to live sequences that hold, or are about to hold, `live_tokens` cells."""
-        for seq in self._cache.shrink(self._room(live_tokens)):
-            self._engine.drop(seq)
+        with self._lock:
+            for seq in self._cache.shrink(self._room(live_tokens)):
+                self._engine.drop(seq)
 
     def keep(self, sequence: LiveSequence, computed: int, *, live_tokens: int) -> None:
         """Keep the first `computed` tokens of a sequence that leaves; it is dropped afterwards.
 
-        Imported KV is not kept: whoever computed it has it, and nobody imports a second time.
-        `live_tokens` are those of the sequences that stay.
+        Imported KV only where its work says so. `live_tokens` are those of the sequences that stay.
         """
-        imported = sequence.work.phase is Phase.DECODE
-        if not self._on or imported or computed < self._block_tokens:
+        work = sequence.work
+        may_stay = work.keep or work.phase is not Phase.DECODE
+        if not self._on or not may_stay or computed < self._block_tokens:
             return
         prefix = self._prefix(sequence, computed)
+        with self._lock:
+            self._keep(sequence, prefix, live_tokens=live_tokens)
+
+    def _keep(self, sequence: LiveSequence, prefix: Prefix, *, live_tokens: int) -> None:
         kept = self._cache.keep(prefix, room_cells=self._room(live_tokens))
         for seq in kept.evicted:
             self._engine.drop(seq)
@@ -72,17 +117,19 @@ class PrefixReuse:
 
     def forget(self, tenant: str) -> int:
         """Keep nothing of `tenant`; gives how many sequences were dropped."""
-        dropped = self._cache.forget(tenant)
-        for seq in dropped:
-            self._engine.drop(seq)
-        return len(dropped)
+        with self._lock:
+            dropped = self._cache.forget(tenant)
+            for seq in dropped:
+                self._engine.drop(seq)
+            return len(dropped)
 
     def _room(self, live_tokens: int) -> int:
         return min(self._most_tokens, self._kv_tokens - live_tokens)
 
     def changes(self) -> Changes:
         """Blocks that came and went since this was last asked."""
-        return self._cache.changes()
+        with self._lock:
+            return self._cache.changes()
 
     @property
     def cells(self) -> int:

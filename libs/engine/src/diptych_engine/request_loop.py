@@ -167,6 +167,11 @@ class RequestLoop:
         stats = self._room.watch.stats if self._room is not None else EngineStats()
         return self._seats.load(stats)
 
+    @property
+    def pins(self) -> None:
+        """None: what it caches, and for how long, only the engine knows."""
+        return None
+
     def _post(self, call: Callable[[RequestRoom], None]) -> None:
         """Have `call` made on the loop, in the order of posts; after `stop` no more."""
         with self._lock:

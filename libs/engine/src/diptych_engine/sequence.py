@@ -49,6 +49,8 @@ class LiveSequence:
     """Follows the answer where it must match a grammar."""
     seq: int = -1
     """Its id in the engine, once admitted."""
+    held: int = 0
+    """DECODE: leading tokens whose KV was pinned here, and is in its place."""
     cached: int = 0
     """Leading tokens whose KV came from a cached prefix, or was restored."""
     exported: int = 0
@@ -204,7 +206,7 @@ class LiveSequence:
         return matcher.settle(token, left=self.left)
 
     def check_blocks(self) -> None:
-        """See that imported KV covers all tokens but the last.
+        """See that imported KV covers all tokens but the last, and those that were held here.
 
         Raises:
             Unverified: if it does not, or there is no answer token to go on from.
@@ -212,7 +214,7 @@ class LiveSequence:
         expected = len(self.tokens) - 1
         if not self.work.answer_ids:
             raise Unverified("there is no answer token to go on from")
-        at = 0
+        at = self.held
         for block in self.work.blocks:
             if block.p0 != at or block.p1 <= at:
                 raise Unverified(f"KV [{block.p0}, {block.p1}) does not follow position {at}")

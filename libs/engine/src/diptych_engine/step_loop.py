@@ -10,19 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diptych_contracts.errors import DiptychError
 from diptych_contracts.sampling import Stopping
-from diptych_engine.drafting import go_on
+from diptych_engine.beginning import Beginning
+from diptych_engine.drafting import Drafting
 from diptych_engine.embedding import Embedding, Vectors
 from diptych_engine.exporting import export
 from diptych_engine.failing import end_process, failed
 from diptych_engine.forgetting import Forgetting
 from diptych_engine.matching import Grammars
+from diptych_engine.pins import PrefixPins
 from diptych_engine.port import (
     EngineLoad,
     EngineSpec,
@@ -30,7 +32,6 @@ from diptych_engine.port import (
     Phase,
     SequenceAborted,
     SequenceKey,
-    SequenceStarted,
     SequenceWork,
     StepEngine,
     StepInput,
@@ -96,12 +97,22 @@ class StepLoop:
         self._prefixes = PrefixReuse(engine)
         self._restoring = Restoring(engine, clock)
         self._sequences: dict[SequenceKey, LiveSequence] = {}
+        self._drafting = Drafting(engine, self._sequences, self._free, self._advance)
         self._preparing = self._preparer(grammars)
         self._settled: list[tuple[SequenceWork, StepNews]] = []
         self._aborts: list[SequenceKey] = []
         self._stopping = False
         # Guards everything above; never held while the engine computes.
         self._changed = threading.Condition()
+        self._beginning = Beginning(
+            engine,
+            self._batcher,
+            changed=self._changed,
+            prefixes=self._prefixes,
+            restoring=self._restoring,
+            sequences=self._sequences,
+            free=self._free,
+        )
         self._embedding = Embedding(engine.embedder, self._changed, clock)
         self._forgetting = Forgetting(self._changed)
         self._thread: threading.Thread | None = None
@@ -211,6 +222,11 @@ class StepLoop:
             )
 
     @property
+    def pins(self) -> PrefixPins | None:
+        """What keeps cached prefixes for KV to come; see `port.Engine`."""
+        return self._prefixes if self._prefixes.on else None
+
+    @property
     def gone(self) -> None:
         """None: it lives and dies with this process."""
         return None
@@ -276,69 +292,7 @@ class StepLoop:
         for key in aborts:
             self._free(key)
             news.append(SequenceAborted(key))
-        return [*news, *self._admit(), *self._restored()]
-
-    def _admit(self) -> Iterable[StepNews]:
-        with self._changed:
-            admitted = [(self._sequences[key], seq) for key, seq in self._batcher.admit()]
-        for sequence, seq in admitted:
-            sequence.seq = seq
-            if sequence.work.phase is not Phase.DECODE:
-                self._reuse(sequence)
-        with self._changed:
-            live_tokens = self._batcher.known_tokens
-        self._prefixes.make_room(live_tokens)
-        for sequence, _ in admitted:
-            if self._restoring.begin(sequence):
-                with self._changed:
-                    self._batcher.hold(sequence.work.key)
-            else:
-                yield from self._started(sequence)
-
-    def _restored(self) -> Iterable[StepNews]:
-        """Import a few of the blocks that were kept; begin with the sequences that have theirs."""
-        for sequence, failure in self._restoring.turn():
-            if failure is not None:
-                self._free(sequence.work.key)
-                yield failed(sequence.work.key, failure)
-                continue
-            if not sequence.cached:  # refused: what it had before went with it
-                sequence.cached = self._prefixes.fork(sequence)
-            with self._changed:
-                self._batcher.go_on(sequence.work.key, sequence.cached)
-            yield from self._started(sequence)
-
-    def _started(self, sequence: LiveSequence) -> Iterable[StepNews]:
-        key, work = sequence.work.key, sequence.work
-        if work.restored:
-            sequence.work = replace(work, restored=())
-            if work.on_imported is not None:
-                work.on_imported()
-        yield SequenceStarted(key, sequence.cached)
-        try:
-            self._begin(sequence)
-        except DiptychError as err:
-            self._free(key)
-            yield failed(key, err)
-
-    def _reuse(self, sequence: LiveSequence) -> None:
-        sequence.cached = self._prefixes.fork(sequence)
-        if sequence.cached:
-            with self._changed:
-                self._batcher.advance(sequence.work.key, sequence.cached)
-
-    def _begin(self, sequence: LiveSequence) -> None:
-        if sequence.work.phase is Phase.DECODE:
-            self._import(sequence)
-        else:  # what is there already travels while the rest computes
-            export(self._engine, sequence, sequence.cached)
-
-    def _import(self, sequence: LiveSequence) -> None:
-        sequence.check_blocks()
-        for block in sequence.work.blocks:
-            self._engine.import_block(sequence.seq, block)
-        if sequence.work.on_imported is not None:
-            sequence.work.on_imported()
+        return [*news, *self._beginning.admit(), *self._beginning.restored()]
 
     def _embed(self, *, step_s: float) -> None:
         if (report := self._embedding.turn(step_s=step_s)) is not None:
@@ -352,7 +306,7 @@ class StepLoop:
         for chunk, row in zip(batch.chunks, logits, strict=True):
             news += self._after(chunk, row)
         tokens = {chunk.key: chunk.end - chunk.start for chunk in batch.chunks}
-        drafts, accepted = self._go_on(news, tokens)
+        drafts, accepted = self._drafting.take(news, tokens)
         changes = self._prefixes.changes()
         report = StepReport(
             news=news,
@@ -369,36 +323,6 @@ class StepLoop:
         )
         self._listener(report)
         return duration_s
-
-    def _go_on(self, news: list[StepNews], tokens: dict[SequenceKey, int]) -> tuple[int, int]:
-        """Add what drafts got right to `news` and `tokens`; gives drafts seen and accepted.
-
-        Last in the step: it uses the engine again, and so ends the life of the step's logits.
-        """
-        drafts = accepted = 0
-        if not self._engine.draft_tokens:
-            return drafts, accepted
-        for place, said in enumerate(news):
-            sequence = self._sequences.get(said.key)
-            if sequence is None or not isinstance(said, NewTokens):
-                continue
-            drafts += self._engine.draft_tokens
-            try:
-                news[place] = more = go_on(self._engine, sequence, said)
-            except DiptychError as err:
-                self._free(said.key)
-                news.append(failed(said.key, err))
-                continue
-            count = len(more.token_ids) - len(said.token_ids)
-            accepted += count
-            tokens[said.key] += count
-            computed = len(sequence.tokens) - 1
-            if more.finish is not None:
-                self._free(said.key, keep=computed)
-            else:
-                with self._changed:
-                    self._batcher.advance(said.key, computed, sampled=count)
-        return drafts, accepted
 
     def _input(self, chunk: Chunk[SequenceKey]) -> StepInput:
         sequence = self._sequences[chunk.key]
@@ -423,12 +347,15 @@ class StepLoop:
         if news is not None:
             yield news
         if news is not None and (news.finish or sequence.work.phase is Phase.PREFILL):
-            self._free(key, keep=chunk.end)
+            self._free(key, chunk.end)
             return
-        with self._changed:
-            self._batcher.advance(key, chunk.end, sampled=len(news.token_ids) if news else 0)
+        self._advance(key, chunk.end, len(news.token_ids) if news else 0)
 
-    def _free(self, key: SequenceKey, *, keep: int = 0) -> None:
+    def _advance(self, key: SequenceKey, computed: int, sampled: int) -> None:
+        with self._changed:
+            self._batcher.advance(key, computed, sampled=sampled)
+
+    def _free(self, key: SequenceKey, keep: int = 0) -> None:
         """Forget a sequence; its first `keep` tokens may stay as a cached prefix."""
         self._restoring.drop(key)
         with self._changed:

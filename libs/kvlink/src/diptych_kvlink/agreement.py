@@ -28,6 +28,13 @@ def check_ticket(ticket: Ticket, request: Reserve, *, tokens: int) -> None:
     """
     check_layout(request.layout, ticket.layout)
     endpoint, blocks = ticket.endpoint, request.layout.blocks(tokens)
+    if ticket.held_blocks:
+        if not 0 < ticket.held_blocks < blocks or not request.leaves_out:
+            raise Incompatible(
+                f"{ticket.transfer_id}: expected at most {blocks - 1 if request.leaves_out else 0} "
+                f"blocks to be left out, got {ticket.held_blocks}"
+            )
+        blocks -= ticket.held_blocks
     asked = (request.transfer_id, request.generation.attempt, request.link, blocks)
     given = (ticket.transfer_id, ticket.attempt, endpoint.kind, len(ticket.slots))
     if asked != given or ticket.seal is None:

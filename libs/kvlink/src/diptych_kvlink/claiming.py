@@ -65,7 +65,7 @@ class Claims:
             raise
         transfer.advance(State.VERIFIED, deadline_s=deadline_s)
         transfer.writer_may_write = False  # It handed over: that is its word.
-        spans = block_spans(tokens, self.terms.layout)
+        spans = block_spans(tokens, self.terms.layout)[transfer.held_blocks :]
         packing = Packing(
             transfer.transfer_id, self.terms.layout, transfer.codec, transfer.sealing_key
         )

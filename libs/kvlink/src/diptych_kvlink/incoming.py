@@ -118,11 +118,14 @@ class IncomingTransfers:
         """Slots of ended tickets that somebody may still touch."""
         return self._held.pool.quarantined
 
-    def reserve(self, request: Reserve, *, tokens: int, now_s: float) -> Ticket:
+    def reserve(
+        self, request: Reserve, *, tokens: int, now_s: float, held_blocks: int = 0
+    ) -> Ticket:
         """Leave to write the KV of `tokens` tokens. The same request again renews the lease.
 
         The same over another link moves the ticket there, by which its writer says that it does
-        not use the first one.
+        not use the first one. Of a new ticket the first `held_blocks`, never all, are here already
+        and stay here until it ends: that is the caller's word.
 
         Raises:
             Refused: `no_room`; `unsupported` link, or certificate for it; `expired` if this
@@ -134,7 +137,8 @@ class IncomingTransfers:
         self._terms.check_sealing(request, tls=bool(target.endpoint.certificate))
         transfer = self._ledger.get(request.transfer_id)
         if transfer is None or not transfer.is_open:
-            transfer = self._open(request, tokens, now_s, target)
+            opened = self._terms.opened(request, tokens, now_s=now_s, held_blocks=held_blocks)
+            transfer = self._open(request, opened, target)
         elif not self._terms.is_repeat(transfer, request, tokens):
             raise Refused(RefusalReason.UNSUPPORTED, f"{request.transfer_id} is in use")
         elif not self._held.is_open_on(transfer, target):
@@ -146,7 +150,9 @@ class IncomingTransfers:
         return self._ticket(transfer, request, lease_ms=int(granted_s * 1000))
 
     def claim(self, job: DecodeJob, *, tokens: int, now_s: float) -> tuple[IncomingBlock, ...]:
-        """The blocks written under `job`'s ticket, each verified. They cover [0, `tokens`).
+        """The blocks written under `job`'s ticket, each verified.
+
+        They cover [0, `tokens`), but for the first ones that were here already.
 
         The ticket's slots are closed to the writer first. If anything does not fit, the ticket
         has failed and its slots wait until the writer has closed them.
@@ -282,14 +288,12 @@ class IncomingTransfers:
         """Give the pool up. Views still in use stay valid until they are dropped."""
         self._held.shut()
 
-    def _open(self, request: Reserve, tokens: int, now_s: float, target: LinkTarget) -> Transfer:
-        blocks = self._terms.layout.blocks(tokens)
-        transfer = self._terms.opened(request, tokens, now_s=now_s, blocks=blocks)
+    def _open(self, request: Reserve, transfer: Transfer, target: LinkTarget) -> Transfer:
         ended = self._ledger.how_ended(request.transfer_id)
         if ended is not None:
             raise Refused(RefusalReason.EXPIRED, f"{request.transfer_id} has ended: {ended}")
         target.expect(request.prefill_worker, request.certificate, request.agent)
-        refs = self._held.pool.take(blocks)
+        refs = self._held.pool.take(transfer.blocks)
         self._ledger.add(transfer)
         self._held.give(transfer, refs, target)
         self._terms.agree(transfer, request, tls=transfer.tls)
@@ -314,6 +318,7 @@ class IncomingTransfers:
             seal=seal,
             codec=transfer.codec,
             sealing_key=transfer.sealing_key,
+            held_blocks=transfer.held_blocks,
         )
 
     def _bury_dead_writers(self) -> list[Transfer]:

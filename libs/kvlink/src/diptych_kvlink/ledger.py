@@ -72,6 +72,10 @@ class Transfer:
     opened_s: float = 0.0
     tokens: int = 0
     """What the reader expects; 0 at the writer, whose engine counts."""
+    held_blocks: int = 0
+    """The first blocks, which the reader has already: they do not cross."""
+    blocks: int = 0
+    """Those that do; 0 at the writer."""
     salt: int = 0
     """Of the context whose KV it carries (`verifying.context_salt`)."""
     link: str = ""
@@ -163,6 +167,8 @@ class Over:
     sealed: bool = False
     codec: str = RAW
     steps: tuple[Step, ...] = ()
+    blocks: int = 0
+    held_blocks: int = 0
 
     def __str__(self) -> str:
         return f"{self.state}: {self.reason}"
@@ -243,4 +249,6 @@ def _over(transfer: Transfer) -> Over:
         bool(transfer.sealing_key),
         transfer.codec,
         tuple(transfer.steps),
+        transfer.blocks,
+        transfer.held_blocks,
     )

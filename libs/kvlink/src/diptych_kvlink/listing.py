@@ -24,6 +24,8 @@ def held(transfer: Transfer, now_s: float) -> KvTransfer:
         age_ms=round((now_s - transfer.opened_s) * 1000),
         left_ms=round(left_s * 1000),
         n_bytes=transfer.n_bytes,
+        blocks=transfer.blocks,
+        held_blocks=transfer.held_blocks,
         reason=transfer.reason,
         ended_ms=0 if transfer.is_open else since_end_ms(transfer.steps, now_s),
         in_quarantine=not transfer.is_open,
@@ -41,6 +43,8 @@ def over(transfer_id: TransferId, how: Over, now_s: float) -> KvTransfer:
         sealed=how.sealed,
         codec=how.codec,
         n_bytes=how.n_bytes,
+        blocks=how.blocks,
+        held_blocks=how.held_blocks,
         reason=how.reason,
         ended_ms=since_end_ms(how.steps, now_s),
     )

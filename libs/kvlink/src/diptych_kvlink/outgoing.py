@@ -105,6 +105,11 @@ class OutgoingTransfer:
         return len(self._ticket.slots)
 
     @property
+    def held_blocks(self) -> int:
+        """The first block it is for: the reader has those before it."""
+        return self._ticket.held_blocks
+
+    @property
     def seal(self) -> TicketSeal | None:
         """The ticket's, for the job that hands it over."""
         return self._ticket.seal
@@ -250,7 +255,7 @@ class OutgoingTransfer:
             ) from err
         if self._failure is not None:
             raise self._failure
-        return tuple(self._digests[index] for index in range(self.blocks))
+        return tuple(self._digests[index] for index in sorted(self._digests))
 
     def close(self) -> bool:
         """Take the buffers back and tell the reader so. To be called until it gives True.
@@ -275,13 +280,17 @@ class OutgoingTransfer:
 
     def _may_write(self, index: int) -> bool:
         self._check_lease()
-        if not 0 <= index < self.blocks:
-            self._fail(Unverified(f"{self.transfer_id}: block {index} of {self.blocks}"))
+        if not 0 <= index - self.held_blocks < self.blocks:
+            blocks = f"{self.blocks} from block {self.held_blocks} on"
+            self._fail(Unverified(f"{self.transfer_id}: block {index} of {blocks}"))
         return self._failure is None and self._transfer.is_open
+
+    def _slot(self, index: int) -> SlotRef:
+        return self._ticket.slots[index - self.held_blocks]
 
     def _open_buffer(self, index: int) -> memoryview:
         if index not in self._views:
-            self._views[index] = self._link.buffer(self._ticket.slots[index])
+            self._views[index] = self._link.buffer(self._slot(index))
         if self._transfer.state is State.RESERVED:
             self._transfer.advance(State.WRITING, deadline_s=self._transfer.deadline_s)
         if not self._packing.sealing_key:
@@ -344,7 +353,7 @@ class OutgoingTransfer:
         try:
             packed += (self._pack(index, data) for index, data in batch)
             packed_s = self._clock()
-            blocks += ((self._ticket.slots[one.index], one.data.toreadonly()) for one in packed)
+            blocks += ((self._slot(one.index), one.data.toreadonly()) for one in packed)
             self._link.send(blocks, self._shown)
             digests = [one.digest(self._salt) for one in packed]
             self._link.confirm()
@@ -363,19 +372,19 @@ class OutgoingTransfer:
             self._let_go(digest.index)
         if len(self._digests) == self.blocks and not self._done.done():
             self._transfer.advance(State.WRITTEN, deadline_s=self._transfer.deadline_s)
-            self._finish()
+            self._done.set_result(None)
 
     def _let_go(self, index: int) -> None:
         """Take a buffer back, unless an export still has a pointer on it, or the link reads it."""
         view = self._views.get(index)
-        if view is None or index in self._held or self._link.is_sending(self._ticket.slots[index]):
+        if view is None or index in self._held or self._link.is_sending(self._slot(index)):
             return
         try:
             view.release()
         except BufferError:
             return
         del self._views[index]
-        self._link.stop(self._ticket.slots[index])
+        self._link.stop(self._slot(index))
 
     def _fail(self, failure: DiptychError) -> None:
         """Remember the first failure. A transfer that is complete cannot fail any more."""
@@ -383,10 +392,7 @@ class OutgoingTransfer:
             self._failure = failure
             self._waiting.clear()
             self._transfer.end(State.FAILED, str(failure))
-            self._finish()
-
-    def _finish(self) -> None:
-        self._done.set_result(None)
+            self._done.set_result(None)
 
 
 def _shown(ticket: Ticket) -> bytes:

@@ -120,6 +120,8 @@ class Story:
             codec=transfer.codec,
             left_ms=round((until_s - now_s) * 1000),
             n_bytes=transfer.bytes_written,
+            blocks=transfer.blocks,
+            held_blocks=transfer.held_blocks,
             raw_bytes=transfer.raw_bytes,
             moving_ms=round(transfer.moving_s * 1000, 3),
             overlap_frac=round(transfer.overlap.frac, 3),

@@ -65,8 +65,8 @@ class Terms:
             asked_s = max(self.lease_s, asked_s)
         return min(asked_s, request.generation.budget_ms / 1000)
 
-    def opened(self, request: Reserve, tokens: int, *, now_s: float, blocks: int) -> Transfer:
-        """The transfer that begins with `request`."""
+    def opened(self, request: Reserve, tokens: int, *, now_s: float, held_blocks: int) -> Transfer:
+        """The transfer that begins with `request`; its first `held_blocks` are here already."""
         return Transfer(
             clock=self.clock,
             transfer_id=request.transfer_id,
@@ -74,6 +74,8 @@ class Terms:
             writer=request.prefill_worker,
             certificate=request.certificate,
             tokens=tokens,
+            held_blocks=held_blocks,
+            blocks=(blocks := self.layout.blocks(tokens) - held_blocks),
             salt=self.salt(request.generation),
             n_bytes=blocks * self.layout.slot_bytes,
             opened_s=now_s,

@@ -90,14 +90,15 @@ def check_shape(
     transfer: Transfer, blocks: Sequence[BlockDigest], *, tokens: int, layout: KvLayout
 ) -> None:
     """Raise `Unverified` unless `blocks` are those of the ticket: all, in order, of full length."""
-    spans = block_spans(transfer.tokens, layout)
+    first, spans = transfer.held_blocks, block_spans(transfer.tokens, layout)
     indices = [block.index for block in blocks]
-    if tokens != transfer.tokens or indices != list(range(len(spans))):
+    if tokens != transfer.tokens or indices != list(range(first, len(spans))):
         raise Unverified(
-            f"{transfer.transfer_id}: expected blocks 0 to {len(spans) - 1} of {transfer.tokens} "
-            f"tokens, got {indices} of {tokens}",
+            f"{transfer.transfer_id}: expected blocks {first} to {len(spans) - 1} of "
+            f"{transfer.tokens} tokens, got {indices} of {tokens}",
             reason=Mismatch.BLOCKS,
         )
+    spans = spans[first:]
     for block, (p0, p1) in zip(blocks, spans, strict=True):
         least_bytes = layout.slot_bytes if p1 - p0 == layout.block_tokens else 1
         raw_bytes = block.raw_bytes or block.n_bytes

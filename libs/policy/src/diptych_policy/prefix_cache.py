@@ -14,9 +14,11 @@ Rules:
    that is about to be forked or extended is never the one.
 4. A path that goes on where another one ends extends it, so no path is the beginning of another.
 5. A hash finds, tenant and tokens decide: two prompts whose hashes collide share nothing.
+6. What is pinned goes last, and only where live sequences leave no other room: whoever pinned it
+   finds that out from `pinned`. A tenant that is forgotten takes its pins along.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +72,7 @@ class PrefixCache:
         self._holders: dict[int, dict[int, None]] = {}
         self._stored: dict[int, None] = {}
         self._removed: dict[int, None] = {}
+        self._pins: dict[Hashable, Prefix] = {}
 
     @property
     def cells(self) -> int:
@@ -97,6 +100,35 @@ class PrefixCache:
         self._use(seq)
         return Hit(seq, blocks)
 
+    def pin(self, key: Hashable, prefix: Prefix) -> int:
+        """Have what is retained of `prefix` go last, for `key`; gives how many blocks that is."""
+        hit = self.match(prefix)
+        if hit is None:
+            return 0
+        tokens = prefix.token_ids[: hit.blocks * self._block_tokens]
+        self._pins[key] = Prefix(prefix.tenant, tokens, prefix.hashes[: hit.blocks])
+        return hit.blocks
+
+    def pinned(self, key: Hashable) -> Hit | None:
+        """Where all that was pinned for `key` is; None: nothing was, or it had to go."""
+        prefix = self._pins.get(key)
+        hit = self.match(prefix) if prefix is not None else None
+        if prefix is None or hit is None or hit.blocks < len(prefix.hashes):
+            return None
+        return hit
+
+    def unpin(self, key: Hashable) -> None:
+        """`key` needs nothing to stay. Idempotent."""
+        self._pins.pop(key, None)
+
+    def _needed(self) -> set[int]:
+        """For each pin a path that holds what it is for."""
+        return {
+            next(iter(self._holders[pin.hashes[-1]]))
+            for pin in self._pins.values()
+            if pin.hashes[-1] in self._holders
+        }
+
     def keep(self, prefix: Prefix, *, room_cells: int) -> Kept:
         """Retain `prefix`, or as much of it as fits if all retained fill at most `room_cells`."""
         hit = self.match(prefix)
@@ -112,13 +144,14 @@ class PrefixCache:
         wanted_cells = room_cells - len(new) * self._block_tokens
         evicted: list[int] = []
         while self.cells > wanted_cells or not (extends or self._free):
-            victim = next((seq for seq in self._paths if seq != base), None)
+            needed = self._needed()
+            victim = next((s for s in self._paths if s != base and s not in needed), None)
             if victim is None:
                 break
             self._evict(victim)
             evicted.append(victim)
         fits = min(len(new), (room_cells - self.cells) // self._block_tokens)
-        if not (extends or self._free):
+        if not (extends or self._free) or fits < 1:
             return Kept(tuple(evicted))
         seq = base if extends and base is not None else self._free.pop()
         self._store(seq, prefix, end=start + fits)
@@ -138,7 +171,10 @@ class PrefixCache:
         """Fit into `room_cells`; gives the sequences to drop."""
         evicted: list[int] = []
         while self.cells > room_cells and self._paths:
-            evicted.append(next(iter(self._paths)))
+            needed = self._needed()
+            evicted.append(
+                next((s for s in self._paths if s not in needed), next(iter(self._paths)))
+            )
             self._evict(evicted[-1])
         return tuple(evicted)
 

@@ -3,7 +3,8 @@
 Among workers with room the least loaded wins; ties go to the one chosen longest ago, so that equal
 workers share the work. A prefill worker's load is the prompt tokens it has to compute, those of
 this request included that it has not cached: so a prefix attracts its kind, until the queue before
-it costs more than computing it elsewhere, and then there are two that have it.
+it costs more than computing it elsewhere, and then there are two that have it. Of decode workers
+that have equally much to do, the one that has most of the prompt's KV is sent the least of it.
 
 A prompt that would not fit into a decode worker's transfer slots, all of them, is never handed over
 to it: where that leaves no pair, one worker does both phases. Workers whose engines move KV
@@ -191,7 +192,7 @@ def _local(
 ) -> Assignment | Unplaced:
     tokens = demand.prompt_tokens + demand.answer_tokens
     pool = _open(demand, fleet, decodes or prefills)
-    worker = _least_loaded(pool, tokens, demand.excluded, lambda worker: worker.sequences)
+    worker = _least_loaded(pool, tokens, demand.excluded, lambda worker: (worker.sequences,))
     if worker is None:
         return Unplaced("every worker is full")
     return Assignment(
@@ -244,7 +245,7 @@ def _remote(
         demand.excluded,
         lambda worker: (
             worker.prefill_backlog_tokens
-            + fleet.prefill_tokens(worker.id, demand.prompt, demand.prompt_tokens)
+            + fleet.prefill_tokens(worker.id, demand.prompt, demand.prompt_tokens),
         ),
     )
     if prefill is None:
@@ -272,7 +273,12 @@ def _decode_for(
     if forced is not None and kind and (parked := _parkable(demand, peers, kind)):
         return min(parked, key=_load), PathChoice(forced, "as was asked")
     tokens = demand.prompt_tokens + demand.answer_tokens
-    decode = _least_loaded(peers, tokens, demand.excluded, lambda worker: worker.sequences)
+    decode = _least_loaded(
+        peers,
+        tokens,
+        demand.excluded,
+        lambda worker: (worker.sequences, _lacking_tokens(demand, fleet, worker)),
+    )
     if decode is not None:
         if kind:
             return decode, PathChoice(KvPath.DIS_GPU, f"nobody has room on {kind} to park it")
@@ -284,6 +290,13 @@ def _decode_for(
         return None, PathChoice(KvPath.DIS_GPU, "it waits for a seat", waits=True)
     decode = min(roomy, key=_load)
     return decode, choose_path(_crossing(demand, fleet, decode, prefills))
+
+
+def _lacking_tokens(demand: Demand, fleet: Fleet, decode: Worker) -> int:
+    """Of how many prompt tokens the KV would have to be sent to `decode`."""
+    if not decode.registration.kv_reuse:
+        return demand.prompt_tokens
+    return fleet.prefill_tokens(decode.id, demand.prompt, demand.prompt_tokens)
 
 
 def _parkable(demand: Demand, peers: list[Worker], kind: str | None) -> list[Worker]:
@@ -361,7 +374,7 @@ def _least_loaded(
     workers: Iterable[Worker],
     tokens: int,
     excluded: frozenset[Incarnation],
-    cost: Callable[[Worker], int],
+    cost: Callable[[Worker], tuple[int, ...]],
 ) -> Worker | None:
     able = [w for w in workers if w.id not in excluded and w.has_room(tokens)]
     return min(able, key=lambda w: (cost(w), w.last_chosen), default=None)

@@ -136,6 +136,11 @@ class TransferMetrics:
 
     def __init__(self) -> None:
         self.bytes = counter("kv_transfer_bytes_total", "KV bytes written.", "link")
+        self.blocks = counter(
+            "kv_handed_over_blocks_total",
+            "KV blocks of contexts handed over: `sent`, or `held` by the decode worker already.",
+            "how",
+        )
         self.moving = counter(
             "kv_transfer_moving_seconds_total",
             "Time spent on moving KV bytes: export, checksum, send and acknowledgement.",

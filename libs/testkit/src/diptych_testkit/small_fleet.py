@@ -90,6 +90,7 @@ class SmallFleet:
         self.lives: dict[str, Life] = {}
         self.loads: dict[str, WorkerLoad] = {}
         self.engines: dict[str, StepEngine | ToyRequestEngine] = {}
+        self.loops: dict[str, Engine] = {}
         self.ledgers: dict[str, CheckedLedger] = {}
         self.transfer_slots: dict[str, int] = {}
         self.crashes: list[BaseException] = []
@@ -165,7 +166,8 @@ class SmallFleet:
         self.engines[name] = steps = engine or ToyStepEngine()
         chosen = WorkerSettings(**({"transfer_slots": 64} | settings))
         self.transfer_slots[name] = chosen.transfer_slots
-        equipment = Equipment(self._engine(name, steps), SimulatedDevice(), self.network, tiers)
+        self.loops[name] = engine_loop = self._engine(name, steps)
+        equipment = Equipment(engine_loop, SimulatedDevice(), self.network, tiers)
         serving = run_worker(member, chosen, role, card=card or _card(), on=equipment)
         if ended is not None:
             serving = _noting(serving, ended)

@@ -306,6 +306,7 @@ def _register(
         context_tokens=card.context_tokens,
         host=host_id(),
         codecs=tuple(dict.fromkeys((RAW, *settings.kv_codecs))),
+        kv_reuse=settings.kv_reuse and spec.prefix_sequences > 0,
         cap_min_w=device.cap_min_w,
         cap_default_w=device.cap_default_w,
     )

@@ -45,6 +45,8 @@ class Attempt:
     """DECODE: its KV waits for a seat; the engine knows nothing of it."""
     parked_s: float = 0.0
     """DECODE: how long that took."""
+    keep: bool = False
+    """DECODE: whether its KV may stay as a cached prefix."""
     remainder_s: float | None = None
     """DECODE: from the end of prefill's compute until decode could begin."""
     sampled: asyncio.Future[NewTokens] = field(default_factory=asyncio.Future)

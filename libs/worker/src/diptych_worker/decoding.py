@@ -125,6 +125,7 @@ class Decoding:
             stopping=generation.stopping,
             tenant=generation.tenant,
             blocks=blocks,
+            keep=attempt.keep,
             hand_off=job.hand_off if isinstance(job, DecodeJob) else None,
             on_imported=self._when_imported(attempt, job)
             if isinstance(job, DecodeJob)

@@ -20,6 +20,7 @@ from diptych_worker.embedding import EmbedDesk
 from diptych_worker.engine_handing_over import EngineHandOver
 from diptych_worker.engine_news import EngineNews
 from diptych_worker.handing_over import HandOver
+from diptych_worker.held_prefixes import HeldPrefixes
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.orphaned import Orphans
 from diptych_worker.parking import Parking
@@ -131,11 +132,13 @@ def _take_over(opened: Opened, books: _Books) -> TakeOver:
     spec, now_s = opened.on.engine.spec, opened.member.now_s
     admission, metrics = books.admission, books.metrics
     base = spec.fingerprint.base
+    pins = opened.on.engine.pins if opened.settings.kv_reuse else None
     return TakeOver(
         opened.incoming,
         admission,
         spec,
         parking=Parking(opened.lots, admission, model_base=base, metrics=metrics, now_s=now_s),
+        held=HeldPrefixes(pins, spec),
         metrics=metrics,
         now_s=now_s,
     )

@@ -27,6 +27,7 @@ from diptych_worker.attempts import Attempt
 from diptych_worker.decode_peer import LEASE_MARGIN_MS, DecodePeer, check_taken, ticket_of
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.taking_over import context_tokens
+from diptych_worker.tier_writing import TierFirst
 from diptych_worker.tiering import NOTHING, Tiering, TierWork
 
 log = logger("worker")
@@ -167,6 +168,7 @@ class HandOver:
                 raise
             attempt.link = link
             span.set_attribute(names.TRANSFER_BLOCKS, len(ticket.slots))
+            span.set_attribute(names.HELD_BLOCKS, ticket.held_blocks)
             check_ticket(ticket, reserve, tokens=context_tokens(job.generation))
             salt = context_salt(job.generation, self._engine.spec.fingerprint.base)
             return await self._links.transfer(ticket, sent_s=sent_s, salt=salt)
@@ -185,6 +187,7 @@ class HandOver:
             agent=self._links.agent,
             codec=self._links.codecs.codec(_way(link, job), context_tokens(generation)),
             seals=True,
+            leaves_out=True,
             parking=parking_of(attempt.path),
         )
 
@@ -239,6 +242,7 @@ class HandOver:
             overlap_frac=transfer.overlap.frac,
             took_s=remainder_s,
         )
+        self._metrics.blocks_handed_over(sent=transfer.blocks, held=transfer.held_blocks)
         self._metrics.packed(transfer.codec, transfer.raw_bytes, transfer.packing_s)
         self._links.codecs.crossed(_way(transfer.kind, job), n_bytes, transfer.sending_s)
 
@@ -262,6 +266,7 @@ def _describe(span: Span, transfer: OutgoingTransfer, *, n_bytes: int, blocks: i
             names.RAW_BYTES: transfer.raw_bytes,
             names.TRANSFER_BYTES: n_bytes,
             names.TRANSFER_BLOCKS: blocks,
+            names.HELD_BLOCKS: transfer.held_blocks,
             names.GB_PER_S: round(n_bytes / moving_s / 1e9, 3) if moving_s else 0.0,
             names.OVERLAP_FRAC: round(transfer.overlap.frac, 3),
         }
@@ -274,8 +279,11 @@ def _way(link: str, job: PrefillJob) -> str:
 
 
 def _work(
-    attempt: Attempt, generation: Generation, sink: BlockSink, kept: TierWork
+    attempt: Attempt, generation: Generation, transfer: OutgoingTransfer, kept: TierWork
 ) -> SequenceWork:
+    sink: BlockSink = transfer
+    if transfer.held_blocks and kept.tee is not None:
+        sink = TierFirst(kept.tee, transfer, transfer.held_blocks)
     return SequenceWork(
         key=attempt.key,
         phase=Phase.PREFILL,
@@ -285,6 +293,8 @@ def _work(
         stopping=generation.stopping,
         tenant=generation.tenant,
         sink=sink,
+        held_blocks=transfer.held_blocks,
+        wanted=kept.wanted if sink is not transfer else (),
         restored=kept.restored,
         on_imported=kept.leave,
     )

@@ -89,6 +89,11 @@ class WorkerMetrics:
         elif attempt.phase is not Phase.DECODE:
             self._model.first_token.observe(now_s - attempt.accepted_s)
 
+    def blocks_handed_over(self, *, sent: int, held: int) -> None:
+        """Of a context handed over so many blocks were sent; its reader had the others."""
+        self._transfers.blocks.labels("sent").inc(sent)
+        self._transfers.blocks.labels("held").inc(held)
+
     def handed_over(
         self, link: str, n_bytes: int, *, moving_s: float, overlap_frac: float, took_s: float
     ) -> None:

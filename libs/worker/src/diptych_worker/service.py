@@ -235,6 +235,7 @@ class Worker:
             energy_source=self._device.energy_source,
             verified_s=verified_s,
             engine=self._engine.spec.engine,
+            keep=self._take_over.keeps(blocks),
         )
         self._attempts[attempt.key] = self._news.attempts[attempt.key] = attempt
         attempt.task = self._tasks.create_task(self._run(attempt, job, blocks))

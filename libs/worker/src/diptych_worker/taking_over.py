@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+from diptych_contracts.codecs import LOSSY
 from diptych_contracts.control import KvAsk, KvSnapshot
 from diptych_contracts.errors import Incompatible, Refused, Unverified
 from diptych_contracts.handoffs import MAX_OPAQUE_BYTES, FirstToken, HandOffTerms
@@ -22,6 +23,7 @@ from diptych_kvlink.incoming import IncomingTransfers
 from diptych_kvlink.sealing import BadTicket
 from diptych_policy.job_admission import JobAdmission, NotAdmitted
 from diptych_telemetry import logger, names, tracer
+from diptych_worker.held_prefixes import HeldPrefixes
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.parking import Parking
 
@@ -74,7 +76,7 @@ def check_hand_off(terms: HandOffTerms | None, job: DecodeJob) -> None:
 class TakeOver:
     """Answers reservations, and turns a decode job into verified blocks."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that a hand-off ends in
         self,
         incoming: IncomingTransfers,
         admission: JobAdmission,
@@ -83,8 +85,10 @@ class TakeOver:
         parking: Parking,
         metrics: WorkerMetrics,
         now_s: Callable[[], float],
+        held: HeldPrefixes,
     ) -> None:
         self._incoming = incoming
+        self._held = held
         self.parking = parking
         self._metrics = metrics
         self._admission = admission
@@ -128,7 +132,10 @@ class TakeOver:
                 blocks = self._parked_blocks(request)
                 self.parking.reserve(request.parking, request.transfer_id, blocks)
             ticket = self._incoming.reserve(
-                request, tokens=context_tokens(generation), now_s=self._now_s()
+                request,
+                tokens=context_tokens(generation),
+                now_s=self._now_s(),
+                held_blocks=0 if admitted.duplicate else self._held.blocks(request),
             )
         except Refused as err:
             self._give_up(request.transfer_id, key, seated=not admitted.duplicate)
@@ -226,6 +233,10 @@ class TakeOver:
             raise Refused(RefusalReason.UNKNOWN_TICKET, text)
         return blocks
 
+    def keeps(self, blocks: Sequence[IncomingBlock]) -> bool:
+        """Whether the engine may keep what it imports of `blocks` as a cached prefix."""
+        return self._held.on and not any(block.packing.codec in LOSSY for block in blocks)
+
     async def unpacked(self, blocks: Sequence[IncomingBlock]) -> list[KvBlock]:
         """What an engine imports: claimed blocks, opened and decoded off the event loop.
 
@@ -247,6 +258,7 @@ class TakeOver:
     def imported(self, transfer_id: TransferId) -> None:
         """The engine needs a claimed ticket's blocks no more."""
         self._incoming.release(transfer_id)
+        self._held.let_go(transfer_id)
 
     def release(self, message: Release) -> Released:
         """The writer will not hand a ticket over."""
@@ -278,6 +290,7 @@ class TakeOver:
         """A ticket has ended before its job: give its seat back."""
         key = self._promised.pop(transfer_id, None)
         if key is not None:
+            self._held.let_go(transfer_id)
             self.parking.free(transfer_id)
             self._admission.unseat(*key)
             self.parking.advance()
@@ -287,6 +300,7 @@ class TakeOver:
     ) -> None:
         self.forget(transfer_id)
         if seated:
+            self._held.let_go(transfer_id)
             self.parking.free(transfer_id)
             self._admission.unseat(*key)
             self.parking.advance()

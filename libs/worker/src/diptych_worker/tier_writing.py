@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 
 from diptych_contracts.tiers import TierKey
+from diptych_engine.port import BlockSink
 
 ON_THE_WAY_BYTES = 64 * 1024 * 1024
 """Copies that the tiers have not taken yet: 45 blocks of SmolLM2-135M."""
@@ -105,3 +106,27 @@ class TierTee:
     def written(self, index: int, n_bytes: int) -> None:
         """Block `index` lies in the buffer."""
         self(index, self._slot[:n_bytes])
+
+
+class TierFirst:
+    """The `BlockSink` of a prompt whose first blocks do not travel: those go into the tiers only.
+
+    Args:
+        tee: Takes the first blocks.
+        others: Takes those that follow.
+        first: The first of these.
+    """
+
+    def __init__(self, tee: TierTee, others: BlockSink, first: int) -> None:
+        self._tee, self._others, self._first = tee, others, first
+
+    def buffer(self, index: int) -> memoryview:
+        """Memory for one block."""
+        return self._sink(index).buffer(index)
+
+    def written(self, index: int, n_bytes: int) -> None:
+        """Block `index` lies in its buffer."""
+        self._sink(index).written(index, n_bytes)
+
+    def _sink(self, index: int) -> BlockSink:
+        return self._tee if index < self._first else self._others
