@@ -94,7 +94,8 @@ def _names(rng: Random) -> list[str]:
 
 
 def _parsed(specs: list[str]) -> None:
-    secret = any("u:hush@" in spec for spec in specs)
+    all_of_it = "".join(specs)  # Without "@" behind it, it is no password.
+    secret = 0 < all_of_it.count("u:hush") == all_of_it.count("u:hush@")
     try:
         parsed = parse_tiers(specs)
     except ValueError as err:
