@@ -52,7 +52,7 @@ async def outcome(fleet: SmallFleet) -> tuple[RequestRecord, list[int]]:
     return record, view.token_ids
 
 
-async def test_without_intent_a_dead_gateways_request_is_cancelled_at_once() -> None:
+async def test_without_intent_a_dead_gateways_request_is_cancelled_soon() -> None:
     async with small_fleet() as fleet:
         await orphaned(fleet, tokens=1800)
         record, ids = await outcome(fleet)

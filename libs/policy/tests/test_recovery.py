@@ -18,6 +18,7 @@ from diptych_contracts.jobs import (
 )
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Fence, Started
 from diptych_contracts.requests import RecordState, Request, RequestRecord
+from diptych_policy.attendance import SILENT_GATEWAY_S
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import JournalPart
 from diptych_policy.lifecycle import (
@@ -411,8 +412,17 @@ def test_a_closed_record_is_forgotten(case: Case) -> None:
 
 def test_a_dead_gateways_requests_are_cancelled(running: Case) -> None:
     assert running.ledger.gateways() == {GATEWAY}
-    end = only(PublishEnd, running.lose(GATEWAY)).end
+    assert none(PublishEnd, running.lose(GATEWAY))
+    end = only(PublishEnd, running.wait(SILENT_GATEWAY_S)).end
     assert end.reason is EndReason.CANCELLED
+
+
+def test_a_gateway_that_was_only_busy_loses_no_request(running: Case) -> None:
+    """Nine of 200 requests, on a machine at load 40."""
+    assert none(PublishEnd, running.lose(GATEWAY))
+    assert none(PublishEnd, running.wait(0.9 * SILENT_GATEWAY_S))
+    running.tell(MemberWasFound(GATEWAY))
+    assert none(PublishEnd, wait_running(running, 60))
 
 
 def orphaned(case: Case, **intent: bool) -> Case:

@@ -18,7 +18,7 @@ from diptych_contracts.requests import (
     RequestRecord,
     Setback,
 )
-from diptych_policy.attendance import Attendance, grace_s
+from diptych_policy.attendance import Attendance, orphan_grace_s
 from diptych_policy.burying import buried, is_dead
 from diptych_policy.drain_rate import DrainRate
 from diptych_policy.fleet import Fleet
@@ -141,7 +141,7 @@ class LiveRequests:
             since_s=self._now_s,
             arrived_s=self._now_s,
             progress_s=self._now_s,
-            attendance=Attendance(grace_s(request, self._limits.resume_grace_s)),
+            attendance=Attendance(orphan_grace_s(request, self._limits.resume_grace_s)),
         )
         self._live[request.request_id] = live
         return live
