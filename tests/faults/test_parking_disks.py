@@ -27,6 +27,7 @@ from diptych_testkit.builders import a_generation, a_request
 from diptych_testkit.small_fleet import SmallFleet, small_fleet
 from diptych_testkit.toy_engine import ToyStepEngine, toy_answer
 from diptych_worker import parking
+from diptych_worker.held_prefixes import HeldPrefixes
 from diptych_worker.metering import WorkerMetrics
 from diptych_worker.parking import Parking
 from diptych_worker.taking_over import TakeOver
@@ -205,6 +206,7 @@ class Desk:
             self.admission,
             SPEC,
             parking=self.parking,
+            held=HeldPrefixes(None, SPEC),
             metrics=metrics,
             now_s=time.monotonic,
         )

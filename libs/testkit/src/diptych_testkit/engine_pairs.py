@@ -186,7 +186,8 @@ class Side:
         def empty() -> bool:
             load = self.engine.load()
             ours = load.kv_tokens_used if self.engine.spec.hand_off is None else 0
-            return load == EngineLoad(0, 0, 0, load.kv_tokens_used) and not ours
+            nothing = EngineLoad(0, 0, 0, load.kv_tokens_used, recomputed=load.recomputed)
+            return load == nothing and not ours
 
         eventually(empty, lambda: f"held after the end: {self.engine.load()}")
 
