@@ -860,6 +860,7 @@ async def test_watch_gives_what_is_there_then_changes(connect: Connect) -> None:
     assert seen == [("a", 1)]
 
     revision = await written.create("c", lease(3))
+    await eventually(lambda: len(seen) == 2)  # a watch owes the last value, not each
     await written.update("c", lease(4), revision)
     await written.delete("a")
     await eventually(lambda: len(seen) == 4)
@@ -883,7 +884,7 @@ async def test_watch_of_an_empty_bucket_returns(connect: Connect) -> None:
 async def test_watch_reports_expired_keys(connect: Connect) -> None:
     here, there = await connect(), await connect()
     written = there.bucket(LEASES, Beat)
-    await written.put("listed", lease(1), ttl_s=4.0)
+    await written.put("listed", lease(1), ttl_s=8.0)
     await written.put("kept", lease(1), ttl_s=60.0)
     gone: list[str] = []
     await here.bucket(LEASES, Beat).watch(
@@ -900,8 +901,8 @@ async def test_watch_reports_expired_keys(connect: Connect) -> None:
 async def test_watch_forgets_what_is_final(connect: Connect) -> None:
     here, there = await connect(), await connect()
     written = there.bucket(LEASES, Beat)
-    await written.put("over", lease(9), ttl_s=4.0)
-    await written.put("live", lease(1), ttl_s=4.0)
+    await written.put("over", lease(9), ttl_s=8.0)
+    await written.put("live", lease(1), ttl_s=8.0)
     seen: list[tuple[str, int | None]] = []
 
     def note(change: Kept[Beat] | Gone) -> None:
@@ -910,6 +911,7 @@ async def test_watch_forgets_what_is_final(connect: Connect) -> None:
     await here.bucket(LEASES, Beat).watch(note, final=lambda beat: beat.count == 9)
     assert sorted(seen) == [("live", 1), ("over", 9)]
     await written.put("ends", lease(1))
+    await eventually(lambda: seen[-1] == ("ends", 1), timeout_s=60.0)
     await written.put("ends", lease(9), ttl_s=1.0)
     await eventually(lambda: ("live", None) in seen, timeout_s=60.0)
     await settle()
