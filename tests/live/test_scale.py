@@ -186,7 +186,7 @@ async def test_decode_workers_come_and_go_under_load(up: Up, undisturbed: dict[s
     seen: set[str] = set()
     async with asyncio.timeout(120):  # a scheduler hears of new workers by their beats
         while len(seen) < 3:
-            seen.add((await stream(up, QUESTIONS[0], 1)).path["decode_worker"])
+            seen.add((await stream(up, QUESTIONS[0], 2)).path["decode_worker"])
     load.add(8)
     await load.begun()
     assert await run(up, "scale", "decode", "1") == "decode: 1 running (decode-worker)\n"
