@@ -94,16 +94,22 @@ async def test_a_bus_waits_for_a_server_that_starts_later(tmp_path: Path) -> Non
     await server.stop()
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ApiError(500, 10049, "error creating store for stream"),  # a deleted one's files still go
+        ApiError(400, 10005, "no suitable peers for placement, peer offline"),  # one just died
+    ],
+)
 async def test_a_stream_that_cannot_be_made_at_once_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: ApiError
 ) -> None:
-    """As when the files of one that was just deleted are still being removed."""
     failures: list[str] = []
 
     async def failing(connection: Any, path: str, *arguments: Any, **options: Any) -> Any:
         if path == "STREAM.CREATE.TOKENS" and len(failures) < 2:
             failures.append(path)
-            raise ApiError(500, 10049, "error creating store for stream")
+            raise refusal
         return await api(connection, path, *arguments, **options)
 
     monkeypatch.setattr(declaring, "api", failing)

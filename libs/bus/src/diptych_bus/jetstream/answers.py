@@ -18,6 +18,8 @@ NOT_FOUND = frozenset({10014, 10043, 10057, 10059})
 """Consumer, message (two ways), stream."""
 NO_ROOM = frozenset({10002, 10023, 10047})
 """The account's, the server's memory's, the server's disk's limit."""
+NO_PEERS = 10005
+"""A cluster that just lost a server, or is not whole yet; it has the code of a wrong request."""
 STORE_FAILED = 10077
 """A stream's or bucket's own limit, if the text says so; a rewritten key needs room too (seen)."""
 
@@ -38,7 +40,8 @@ class ApiError(Exception):
         limit = self.err_code == STORE_FAILED and self.description.startswith("maximum")
         if limit or self.err_code in NO_ROOM:
             return StoreFull(message)
-        return Permanent(message) if self.code == 400 else Transient(message)
+        wrong = self.code == 400 and self.err_code != NO_PEERS
+        return Permanent(message) if wrong else Transient(message)
 
 
 def status(msg: Msg) -> str | None:
