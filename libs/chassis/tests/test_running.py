@@ -113,6 +113,17 @@ def test_probes_say_why_it_is_not_ready(bus: GuardedNats) -> None:
     assert service.ended() == 0
 
 
+@pytest.mark.parametrize(("said", "last"), [("True", "stopped"), ("False, 'drained'", "drained")])
+def test_who_said_why_it_is_not_ready_says_so_to_its_end(
+    bus: GuardedNats, said: str, last: str
+) -> None:
+    at_exit = "lambda: os.write(2, json.dumps(dict(event=member.vitals.readiness.detail)).encode())"
+    body = f"import atexit, json; atexit.register({at_exit}); member.ready({said})"
+    service = Service(body, bus)
+    assert service.ended() == 0
+    assert service.lines[-1]["event"] == last
+
+
 def test_a_hung_main_loop_is_not_live(bus: GuardedNats) -> None:
     service = Service("import time; member.ready(True); time.sleep(600)", bus)
     port = service.until("service_started")["health_port"]

@@ -152,7 +152,8 @@ async def _vital_signs(
         yield
         leaving = True
     finally:
-        member.ready(False, "stopped")
+        if member.vitals.readiness.ready:  # else it has said why not: "drained", say
+            member.ready(False, "stopped")
         await asyncio.to_thread(beats.stop, leaving=leaving)
 
 
