@@ -41,7 +41,7 @@ def test_a_device_on_another_node_is_told() -> None:
     ("tls", "devices", "rdma", "said"),
     [
         ("", "", (), "KV_NIXL=isolated needs both"),
-        ("tcp", "eth0", (), "names no RDMA transport: KV goes by TCP"),
+        ("tcp", "eth0", (), "names no RDMA transport: nixl goes by TCP"),
         ("rc,tcp", "mlx5_0:1", (), "no RDMA device here: UCX falls back to TCP without a word"),
         ("rc,tcp", "mlx5_0:1", (RdmaDevice(name="mlx5_0"),), ""),
     ],

@@ -47,7 +47,7 @@ def silent_tcp(report: LinksReport) -> str:
         blocked = scope not in ("", "0")
         return f"kernel.yama.ptrace_scope is {scope}: UCX falls back to TCP" if blocked else ""
     if not set(report.ucx_tls.split(",")) & set(_RDMA_TRANSPORTS):
-        return "names no RDMA transport: KV goes by TCP"
+        return "names no RDMA transport: nixl goes by TCP"
     if not report.rdma:
         return "no RDMA device here: UCX falls back to TCP without a word"
     return ""
@@ -56,7 +56,9 @@ def silent_tcp(report: LinksReport) -> str:
 def rdma_found(report: LinksReport) -> Finding:
     """The RDMA devices."""
     if not report.rdma:
-        return Finding(Grade.NOTE, "RDMA", "no device with an active port", "KV goes by TCP")
+        return Finding(
+            Grade.NOTE, "RDMA", "no device with an active port", "between hosts KV goes by TCP"
+        )
     told = ", ".join(f"{device.name} (NUMA {device.numa_node})" for device in report.rdma)
     return Finding(Grade.FINE, "RDMA", told)
 
