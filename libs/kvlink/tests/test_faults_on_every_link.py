@@ -307,7 +307,7 @@ def test_a_writer_that_fails_tells_its_reader_why(pair: Pair) -> None:
     with pytest.raises(PeerFailed, match=r"Unverified.*block 7 of 3") as caught:
         pair.digests("r1")
 
-    assert pair.withdraw("r1", caught.value.why)
+    pair.withdraw("r1", caught.value.why)
     assert pair.stands("r1") == ("failed", f"failed at its writer: {caught.value.why}")
     and_then_all_is_well(pair)
 

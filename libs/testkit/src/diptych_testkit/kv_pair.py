@@ -241,11 +241,15 @@ class Pair:
             return False
         return True
 
-    def withdraw(self, request: str, why: str) -> bool:
-        """What a prefill worker does with a hand-off that failed; whether it is all over."""
-        over: bool = self.writer.ask("close", transfer=f"{request}.1")
-        self.reader.ask("stopped", transfer=f"{request}.1", reason=why, writes=not over)
-        return over
+    def withdraw(self, request: str, why: str) -> None:
+        """What a prefill worker does with a hand-off that failed, until nothing is on its way."""
+
+        def over() -> bool:
+            closed: bool = self.writer.ask("close", transfer=f"{request}.1")
+            self.reader.ask("stopped", transfer=f"{request}.1", reason=why, writes=not closed)
+            return closed
+
+        until(over)
 
     def stands(self, request: str) -> tuple[str, str]:
         """State and reason of a transfer in the reader's ledger, as `diptych kv` shows it."""
