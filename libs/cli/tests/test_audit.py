@@ -123,6 +123,8 @@ def test_a_purge_is_counted_first_and_done_when_one_is_sure(
     monkeypatch.setattr(tenants, "PATIENCE", Patience(known_s=0.0))
     stack.ask("keys", "create", "--tenant", "acme")
     stack.ask("keys", "create", "--tenant", "rival")
+    code, out, _ = stack.ask("tenants", "purge", "acmee")
+    assert (code, out) == (1, "There is nothing of tenant 'acmee': see diptych tenants list.\n")
     code, out, _ = stack.ask("tenants", "purge", "acme")
     assert code == 1
     assert "Nothing was deleted" in out

@@ -48,6 +48,15 @@ async def test_wrong_paths_and_methods_get_an_error_object(
     assert len(response.headers["x-request-id"]) == 32
 
 
+async def test_a_base_url_without_v1_is_told_where_paths_are(stack: Any) -> None:
+    response = await stack.client.post("/chat/completions", json={})
+    assert response.status_code == 404
+    message = (
+        "there is nothing at POST /chat/completions; /docs names every path, most begin with /v1"
+    )
+    assert response.json()["error"]["message"] == message
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status", "code"),
     [

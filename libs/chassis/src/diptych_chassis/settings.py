@@ -2,9 +2,10 @@
 
 `DIPTYCH_<SERVICE>__<NAME>` sets a field of one service, `DIPTYCH_ALL__<NAME>` one that every
 service has. A variable under these prefixes that names no field, or whose value does not fit, stops
-the start: a typing error must not become a silent default.
+the start, and so does one of no service: a typing error must not become a silent default.
 """
 
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -14,11 +15,13 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from diptych_chassis.settings_page import page
 from diptych_contracts.errors import Permanent
+from diptych_identity.roles import Role
 
 EXIT_BAD_SETTINGS = 2
 """Starting again would not help: a supervisor does not try."""
 
 _SHARED_PREFIX = "DIPTYCH_ALL__"
+_ANY_PREFIX = re.compile(r"DIPTYCH_.*?__")
 _BOOLS = {"1": True, "true": True, "yes": True, "on": True}
 _BOOLS |= {"0": False, "false": False, "no": False, "off": False}
 
@@ -92,6 +95,7 @@ def parse_settings(cls: type[S], service: str, environ: Mapping[str, str]) -> S:
         BadSettings: a variable is unknown or malformed, or a required one is missing.
     """
     own_prefix = prefix(service)
+    _require_services(environ)
     shared = {field.name for field in fields(ServiceSettings)}
     own = {field.name for field in fields(cls)}
     values = _taken(environ, _SHARED_PREFIX, shared, get_type_hints(cls))
@@ -106,6 +110,14 @@ def parse_settings(cls: type[S], service: str, environ: Mapping[str, str]) -> S:
 def prefix(service: str) -> str:
     """How the variables of `service` begin."""
     return f"DIPTYCH_{service.upper().replace('-', '_')}__"
+
+
+def _require_services(environ: Mapping[str, str]) -> None:
+    known = [_SHARED_PREFIX, *(prefix(role) for role in Role)]
+    for variable in sorted(environ):
+        start = _ANY_PREFIX.match(variable)
+        if start and start.group() not in known:
+            raise BadSettings(f"{variable} is of no service; known: {', '.join(known)}")
 
 
 def _taken(

@@ -131,6 +131,9 @@ def _tell_counted(name: str, found: TenantData, *, as_json: bool) -> None:
     if as_json:
         print_json({"tenant": name, "would_delete": counts})
         return
+    if not counts:
+        print(f"There is nothing of tenant '{name}': see diptych tenants list.")
+        return
     _tell_counts(counts)
     print(f"Nothing was deleted: diptych tenants purge {name} --yes does, and cannot be undone.")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import SystemRandom
 
 from diptych_bus import server
-from diptych_cli import door, folders, issuing, models, presence, stack
+from diptych_cli import checked_settings, door, folders, issuing, models, presence, stack
 from diptych_cli.failing import CliError
 from diptych_cli.merged_log import MergedLog
 from diptych_cli.running import Stack, sweep
@@ -47,8 +47,9 @@ def up(options: UpOptions) -> int:
     """Run the stack until Ctrl-C; gives the exit code.
 
     Raises:
-        CliError: the port or the folder is in use, or the model cannot be had.
+        CliError: a setting is wrong, the port or the folder is in use, or the model cannot be had.
     """
+    checked_settings.require_right(os.environ)
     store = options.directory or folders.state() / str(options.port)
     with held(options.host, options.port):
         door.check_new(options.host, store)

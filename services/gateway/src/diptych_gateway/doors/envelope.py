@@ -96,7 +96,8 @@ def _from_http(err: HTTPException, scope: Scope) -> ApiError:
     line = f"{scope['method']} {scope['path'][:200]}"
     match err.status_code:
         case 404:
-            return ApiError(404, f"there is nothing at {line}", code="not_found")
+            text = f"there is nothing at {line}; /docs names every path, most begin with /v1"
+            return ApiError(404, text, code="not_found")
         case 405:
             allowed = (err.headers or {}).get("Allow", "")
             text = f"expected {allowed}, saw {line}"
