@@ -1,8 +1,10 @@
-"""Token ids that no model has, in a request that no gateway let pass: it ends, and only it.
+"""What no gateway lets pass, in a request that came otherwise: it ends, and only it.
 
-A block with such an id has no hash. Whoever computed one died: the schedulers, one after the other,
-and with `KV_REUSE` or KV tiers each worker that was asked.
+A prompt's block with an id that no model has has no hash. Whoever computed one died: the
+schedulers, one after the other, and with `KV_REUSE` or KV tiers each worker that was asked.
 """
+
+import math
 
 import pytest
 
@@ -12,6 +14,7 @@ from diptych_contracts.ids import RequestId, transfer_id
 from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import Forced, Mode
+from diptych_contracts.sampling import Sampling
 from diptych_contracts.transfers import Reserve, ReserveAnswer, ReserveRefused
 from diptych_kvtiers.host_tier import HostTier
 from diptych_testkit.builders import a_generation, a_request
@@ -46,6 +49,23 @@ async def test_a_request_with_one_ends_and_ends_nobody(mode: Mode, strange: int)
         assert (await fleet.client.ended("r1")).reason is EndReason.FAILED
         await fleet.client.send(a_request("r2"))
         assert (await fleet.client.ended("r2")).reason is EndReason.LENGTH
+        await fleet.settled()
+        assert not fleet.crashes
+
+
+@pytest.mark.parametrize("mode", [Mode.REMOTE, Mode.LOCAL])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(min_p=2.0), Sampling(temperature=math.nan), Sampling(top_logprobs=-1)]
+)
+async def test_sampling_that_leaves_nothing_to_choose_ends_no_worker(
+    sampling: Sampling, mode: Mode
+) -> None:
+    async with small_fleet() as fleet:
+        await a_fleet(fleet)
+        await fleet.client.send(a_request("r1", sampling=sampling, forced=Forced(mode=mode)))
+        end = await fleet.client.ended("r1")
+        assert end.reason is EndReason.FAILED
+        assert "expected" in end.detail
         await fleet.settled()
         assert not fleet.crashes
 
