@@ -1,9 +1,11 @@
+import math
+
 import numpy as np
 import pytest
 
 from diptych_contracts.errors import Permanent
 from diptych_contracts.sampling import Sampling
-from diptych_engine.sampling import sample, uniform
+from diptych_engine.sampling import check_sampling, sample, uniform
 
 
 def logits_of(*values: float) -> np.ndarray:
@@ -17,6 +19,44 @@ def draws(logits: np.ndarray, sampling: Sampling, count: int = 400) -> list[int]
 def test_temperature_zero_takes_the_best_and_of_equals_the_lowest_id() -> None:
     greedy = Sampling(temperature=0)
     assert sample(logits_of(1, 3, 3, 2), greedy, prompt_ids=(), answer_ids=()) == 1
+
+
+STRANGE = [
+    Sampling(temperature=math.nan),
+    Sampling(temperature=-1.0),
+    Sampling(temperature=math.inf),
+    Sampling(top_p=math.nan),
+    Sampling(min_p=math.nan),
+    Sampling(min_p=2.0),
+    Sampling(presence_penalty=math.inf),
+    Sampling(frequency_penalty=math.nan),
+    Sampling(repetition_penalty=0.0),
+    Sampling(logit_bias=((5, 1.0), (6, math.nan))),
+    Sampling(top_logprobs=-1),
+]
+
+
+@pytest.mark.parametrize("strange", STRANGE, ids=str)
+def test_what_no_gateway_lets_pass_is_refused(strange: Sampling) -> None:
+    """A `min_p` of 2 left no token to choose, and the worker's process died of that."""
+    with pytest.raises(Permanent, match="expected"):
+        check_sampling(strange)
+
+
+@pytest.mark.parametrize("edge", [0, 1])
+def test_the_edges_of_what_a_gateway_lets_pass_are_taken(edge: int) -> None:
+    check_sampling(
+        Sampling(
+            temperature=(0, 2)[edge],
+            top_p=(5e-324, 1)[edge],
+            min_p=(0, 1)[edge],
+            presence_penalty=(-2, 2)[edge],
+            frequency_penalty=(-2, 2)[edge],
+            repetition_penalty=(0.01, 2)[edge],
+            logit_bias=((1, (-100, 100)[edge]),),
+            top_logprobs=(0, 20)[edge],
+        )
+    )
 
 
 def test_random_numbers_depend_on_seed_and_index_only() -> None:

@@ -559,6 +559,20 @@ def test_cached_prefixes_give_way_while_a_sequence_grows(loops) -> None:
     loop.loop.check()
 
 
+def test_cached_prefixes_give_way_to_drafted_tokens(loops) -> None:
+    """The last cell went to a prefix, and the process died of a draft that was right."""
+    loop = loops(**CACHING, kv_tokens=256, draft_tokens=8)
+    run(loop, work("old", prompt_ids=numbers(130)))
+    jobs = [work(f"r{n}", prompt_ids=numbers(10, 300 * n), max_tokens=110) for n in (1, 2)]
+    for job in jobs:
+        loop.loop.submit(job)
+    for job in jobs:
+        assert loop.finish(job.key) is EndReason.LENGTH
+        assert loop.tokens(job.key) == toy_answer(job.prompt_ids, 110)
+    assert loop.crash is None
+    loop.loop.check()
+
+
 def test_reports_tell_which_blocks_came_and_went(loops) -> None:
     loop = loops(prefix_sequences=1)
     first = run(loop, work("a", prompt_ids=numbers(130)))

@@ -274,7 +274,9 @@ async def test_only_blocks_that_the_reader_lacks_are_written(
     check_ticket(ticket, request, tokens=10)
     transfer = open_transfer(ticket)
     fill(transfer, 1, b"b" * 6000)
+    assert transfer.overlap.computed_s is None
     fill(transfer, 2, b"c" * 3001)
+    assert transfer.overlap.computed_s is not None
 
     digests = await transfer.digests(5.0)
     transfer.close()

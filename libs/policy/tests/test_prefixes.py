@@ -1,4 +1,5 @@
 import msgspec
+import pytest
 
 from diptych_policy.prefixes import Prefix, PromptBlocks, block_hashes
 from diptych_testkit.builders import a_request, by_reference
@@ -33,6 +34,15 @@ def test_hashes_are_the_same_in_every_process() -> None:
         10923445588436021552,
         11917693182490630233,
     )
+
+
+@pytest.mark.parametrize("strange", [2**31, -(2**31) - 1, 2**63])
+def test_a_block_with_an_id_that_no_model_has_ends_the_hashes(strange: int) -> None:
+    """Whoever may store a request, or ask for a ticket, could end every process that hashes it."""
+    token_ids = (*TOKENS[:70], strange, *TOKENS[71:])
+    assert block_hashes("t", "m", token_ids, 64) == block_hashes("t", "m", TOKENS[:64], 64)
+    assert Prefix.of("t", "m", token_ids, 64) == Prefix.of("t", "m", TOKENS[:64], 64)
+    assert PromptBlocks("t", token_ids).hashes("m", 16) == block_hashes("t", "m", TOKENS[:64], 16)
 
 
 def test_a_prefix_is_the_full_blocks() -> None:

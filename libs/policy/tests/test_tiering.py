@@ -27,6 +27,11 @@ def test_each_full_block_has_a_key_and_a_tail_has_none() -> None:
     assert tier_keys("a", FINGERPRINT, LAYOUT, ()) == ()
 
 
+@pytest.mark.parametrize("strange", [2**31, -(2**31) - 1])
+def test_there_is_no_key_where_an_id_is_no_model_s(strange: int) -> None:
+    assert keys(tokens=(*TOKENS, strange)) == []
+
+
 def test_a_key_names_all_tokens_up_to_its_end() -> None:
     longer = keys(tokens=(*TOKENS[:12], 7, 8, 9, 10))
     assert longer[:3] == keys()

@@ -22,8 +22,31 @@ _AS_GOOD_AS_GREEDY = 1e-6
 """A temperature below which float32 would divide by nothing."""
 _NEVER = -9999.0
 """The logprob of what cannot be: JSON has no infinity."""
+_SPANS = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 2),
+}
 _LIKELY_ENOUGH = 512
 """Ranking the 512 likeliest of 49,152 tokens takes a tenth of ranking all, and mostly suffices."""
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """See that one can choose by `sampling`: not every request comes through a gateway of ours.
+
+    Raises:
+        Permanent: a number is outside its span; the message names the first.
+    """
+    numbers = [(name, getattr(sampling, name), span) for name, span in _SPANS.items()]
+    numbers += [("logit_bias", bias, (-100, 100)) for _, bias in sampling.logit_bias]
+    for name, value, (least, most) in numbers:
+        if not least <= value <= most:
+            raise Permanent(f"expected a {name} from {least} to {most}, saw {value}")
+    if sampling.top_logprobs is not None and sampling.top_logprobs < 0:
+        raise Permanent(f"expected no fewer than 0 top_logprobs, saw {sampling.top_logprobs}")
 
 
 def sample(

@@ -15,7 +15,7 @@ from diptych_contracts.sampling import Stopping
 from diptych_engine.matching import Matcher
 from diptych_engine.port import EngineSpec, NewTokens, Phase, SequenceWork
 from diptych_engine.request_port import TokenDelta
-from diptych_engine.sampling import chances, sample
+from diptych_engine.sampling import chances, check_sampling, sample
 
 BROKEN = "engine_error"
 """Why a sequence fails whose engine does not keep to its port: elsewhere it may work."""
@@ -66,7 +66,7 @@ class LiveSequence:
 
         Raises:
             ContextOverflow: if the prompt leaves no room for a token, or there is none.
-            Permanent: if the model has no such token.
+            Permanent: if the model has no such token, or nothing can be sampled so.
             Refused: if the engine can never hold it.
         """
         if not 0 < len(work.prompt_ids) < spec.context_tokens:
@@ -77,6 +77,7 @@ class LiveSequence:
         biased = [token for token, _ in work.sampling.logit_bias]
         for ids in (work.prompt_ids, work.answer_ids, biased):
             check_ids(ids, spec.vocab_size)
+        check_sampling(work.sampling)
         text = answer_text(work.stopping) if work.stopping.stop else None
         if text is not None and work.answer_ids:
             text.push(work.answer_ids)

@@ -93,7 +93,7 @@ class StepLoop:
         self._answer_text = answer_text
         self._on_crash = on_crash
         self._clock = clock
-        self._batcher: Batcher[SequenceKey] = Batcher(_limits(engine.spec, prefill_tokens))
+        self._batcher: Batcher[SequenceKey] = Batcher(_limits(engine, prefill_tokens))
         self._prefixes = PrefixReuse(engine)
         self._restoring = Restoring(engine, clock)
         self._sequences: dict[SequenceKey, LiveSequence] = {}
@@ -369,11 +369,13 @@ class StepLoop:
             self._engine.drop(seq)
 
 
-def _limits(spec: EngineSpec, prefill_tokens: int) -> BatchLimits:
+def _limits(engine: StepEngine, prefill_tokens: int) -> BatchLimits:
+    spec = engine.spec
     return BatchLimits(
         kv_tokens=spec.kv_tokens,
         max_sequences=spec.max_sequences,
         block_tokens=spec.layout.block_tokens,
         step_tokens=spec.step_tokens,
         prefill_tokens=prefill_tokens,
+        draft_tokens=engine.draft_tokens,
     )

@@ -195,7 +195,9 @@ class OutgoingTransfer:
     def buffer(self, index: int) -> memoryview:
         """Writable memory of a full block for block `index` (engine's thread)."""
         with self._lock:
-            self.overlap.export_began(self._clock(), last=index == self.blocks - 1)
+            self.overlap.export_began(
+                self._clock(), last=index - self.held_blocks == self.blocks - 1
+            )
             if self._may_write(index):
                 try:
                     return self._open_buffer(index)

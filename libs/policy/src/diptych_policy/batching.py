@@ -37,6 +37,8 @@ class BatchLimits:
     """Most tokens in one step; at least `max_sequences`."""
     prefill_tokens: int
     """Most of them that may fill prompts: the step's length is everybody's wait for a token."""
+    draft_tokens: int = 0
+    """Most tokens that a step may add to a sequence beside the one that it samples."""
 
 
 class Chunk(NamedTuple, Generic[K]):
@@ -97,8 +99,13 @@ class Batcher(Generic[K]):
 
     @property
     def known_tokens(self) -> int:
-        """Tokens of all running sequences: the cells they hold once the next step is computed."""
-        return sum(e.known for e in self._running.values())
+        """Tokens of all running sequences: the cells they hold once the next step is computed.
+
+        With the drafts that may be found right in it, none of them beyond what is promised.
+        """
+        most = self.limits.draft_tokens
+        drafted = sum(max(0, min(most, e.cells - e.known)) for e in self._running.values())
+        return drafted + sum(e.known for e in self._running.values())
 
     @property
     def tokens_to_fill(self) -> int:

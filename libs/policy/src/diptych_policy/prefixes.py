@@ -22,7 +22,9 @@ def block_hashes(
     Args:
         tenant: Whose prompt it is.
         model_base: `Fingerprint.base` of the model.
-        token_ids: The prompt; a last block that is not full has no hash.
+        token_ids: The prompt; a last block that is not full has no hash, nor has any from the first
+            one with an id of more than 31 bits on: no model has such a token, and no worker takes
+            the prompt.
         block_tokens: Size of a block.
     """
     names = (tenant.encode(), model_base.encode())
@@ -31,7 +33,10 @@ def block_hashes(
     packer = struct.Struct(f"<{block_tokens}i")
     hashes: list[int] = []
     for end in range(block_tokens, len(token_ids) + 1, block_tokens):
-        block = packer.pack(*token_ids[end - block_tokens : end])
+        try:
+            block = packer.pack(*token_ids[end - block_tokens : end])
+        except struct.error:
+            break
         digest = hashlib.blake2b(digest + block, digest_size=_HASH_BYTES).digest()
         hashes.append(int.from_bytes(digest, "little"))
     return tuple(hashes)

@@ -40,12 +40,18 @@ def tenant_tag(tenant: str) -> str:
 def tier_keys(
     tenant: str, fingerprint: Fingerprint, layout: KvLayout, token_ids: Sequence[int]
 ) -> tuple[TierKey, ...]:
-    """The key of each full block of `token_ids`; about 3 us each for blocks of 64 tokens."""
+    """The key of each full block of `token_ids`; about 3 us each for blocks of 64 tokens.
+
+    None where an id has more than 31 bits: no model has such a token, and the engine refuses them.
+    """
+    try:
+        tokens = memoryview(array("i", token_ids)).cast("B")
+    except OverflowError:
+        return ()
     parts = (tenant.encode(), encode(fingerprint), encode(layout))
     salt = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     digest = hashlib.blake2b(salt, digest_size=_BLOCK_BYTES).digest()
     tag, size = tenant_tag(tenant), layout.block_tokens
-    tokens = memoryview(array("i", token_ids)).cast("B")
     step = array("i").itemsize * size
     keys: list[TierKey] = []
     for start in range(0, len(token_ids) // size * step, step):
