@@ -430,6 +430,12 @@ async def test_sglang_does_not_use_all_of_its_context() -> None:
         assert engine.spec.context_tokens == 1000 - KEPT_TOKENS
 
 
+async def test_a_backend_that_moves_nothing_is_told_at_the_start() -> None:
+    info = {"disaggregation_mode": "decode", "disaggregation_transfer_backend": "fake"}
+    with pytest.raises(Permanent, match="`fake` moves no KV"):
+        await _sglang(info).start()
+
+
 @pytest.mark.parametrize(
     ("mode", "role"),
     [("prefill", Role.DECODE), ("decode", Role.PREFILL), ("encode", Role.PREFILL)],

@@ -152,6 +152,7 @@ async def test_a_lone_server_answers_and_counts_its_cache(fleet: Fleet) -> None:
         deltas = await deltas_of(engine, a_work())
         assert [token for d in deltas for token in d.token_ids] == toy_answer(PROMPT, 8)
         assert deltas[-1].finish is EndReason.LENGTH
+        assert deltas[0].cached_tokens == 0
         assert engine.spec.hand_off is None
         stats = await engine.stats()
         assert (stats.running, stats.kv_tokens_used) == (0, 100)
@@ -314,6 +315,68 @@ async def test_a_partner_that_fails_is_no_wait_for_its_room(
             with pytest.raises((EngineGone, Refused)):
                 await answer_of(engine, a_work())
         await _until(lambda: decode.running == 0)
+
+
+async def test_a_partners_leg_is_aborted_by_name_with_its_answer(fleet: Fleet) -> None:
+    prefill, decode = fleet.begin("prefill"), fleet.begin("decode", reject=400)
+    asked = {"prefill_url": prefill.url, "bootstrap_port": fleet.bootstrap.port}
+    async with adapter(decode, **asked) as engine:
+        answer = asyncio.create_task(answer_of(engine, a_work()))
+        with pytest.raises(Permanent, match="400"):
+            await answer
+        assert prefill.aborted == {"r1.1."}
+        await _until(lambda: prefill.running == 0)
+
+
+async def test_a_room_nobody_can_enter_is_not_asked_for(fleet: Fleet) -> None:
+    """What goes to the fake host is never computed."""
+    async with pair(fleet) as (_, other):
+        assert other.spec.hand_off is not None
+        opaque = to_opaque(Room(host="2.2.2.2", port=8998, room=7))
+        offer = EngineHandOff(terms=other.spec.hand_off, opaque=opaque)
+        with pytest.raises(Permanent, match="bootstrap_host"):
+            await answer_of(other, a_work(Phase.DECODE, hand_off=offer))
+
+
+async def test_servers_of_other_models_have_other_terms(fleet: Fleet) -> None:
+    servers = [fleet.begin("decode", model_path=path) for path in ("/models/toy", "/models/other")]
+    async with adapter(servers[0]) as one, adapter(servers[1]) as other:
+        assert one.spec.hand_off != other.spec.hand_off
+
+
+async def test_a_schema_cannot_begin_in_the_middle(fleet: Fleet) -> None:
+    schema = msgspec.structs.replace(GREEDY, grammar=Grammar(kind="json_schema", text="{}"))
+    async with adapter(fleet.begin()) as engine:
+        with pytest.raises(Refused, match="has begun"):
+            await answer_of(engine, a_work(sampling=schema, answer_ids=(5,)))
+
+
+async def test_an_answer_is_a_sign_of_life_and_asked_for_by_the_key(fleet: Fleet) -> None:
+    server = fleet.begin()
+    async with adapter(server, probe_s=3600.0, api_key="sk-1") as engine:
+        await answer_of(engine, a_work())
+        await engine.health()
+    assert "health_generate" not in [name for name, _ in server.asked]
+    assert server.keys == {"Bearer sk-1"}
+
+
+async def test_a_prefill_that_breaks_off_is_no_success(fleet: Fleet) -> None:
+    prefill, decode = fleet.begin("prefill", cut_after=0), fleet.begin("decode")
+    async with adapter(prefill) as one, adapter(decode) as other:
+        leg = Prefill(one)
+        answer = await answer_of(other, a_work(Phase.DECODE, hand_off=await leg.offer()))
+        assert answer == toy_answer(PROMPT, 8)
+        with pytest.raises(EngineGone, match="without a reason"):
+            await leg.task
+
+
+async def test_a_leg_that_waits_for_its_peer_is_told(fleet: Fleet) -> None:
+    async with pair(fleet) as (one, _):
+        leg = Prefill(one)
+        await _until(lambda: fleet.bootstrap.holding() == 1)
+        assert (await one.stats()).pinned_orphans == 1
+        leg.task.cancel()
+        await asyncio.gather(leg.task, return_exceptions=True)
 
 
 async def test_servers_without_metrics_are_served(fleet: Fleet) -> None:

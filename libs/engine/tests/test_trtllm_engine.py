@@ -182,7 +182,8 @@ async def test_decode_is_aborted_after_its_first_output() -> None:
 
 async def test_closing_a_stream_aborts_it() -> None:
     async with Pair() as pair:
-        stream = pair.decode.generate(work(PROMPT, max_tokens=1000))
+        pair.faults[1].step_s = 0.1
+        stream = pair.decode.generate(work(PROMPT, max_tokens=4000))
         await anext(stream)
         await stream.aclose()
         assert (await pair.decode.stats()).running is not None
@@ -281,6 +282,9 @@ async def test_a_schema_cannot_begin_in_the_middle() -> None:
         with pytest.raises(Permanent, match="after 2 tokens"):
             await told(pair.decode, work(PROMPT, sampling=sampling, answer_ids=(4, 5)))
         assert pair.decode.spec.unsupported == ("logit_bias", "tool_choice")
+        (asked,) = pair.installed[1].llms[0].used
+        assert asked.guided_decoding is not None
+        assert asked.guided_decoding.json == "{}"
 
 
 async def test_an_engine_that_dies_is_told_to_all() -> None:
@@ -303,6 +307,38 @@ async def test_a_hung_engine_is_found_by_its_probe(version: str) -> None:
         pair.faults[1].hangs = True
         with pytest.raises(EngineGone, match="gives no token in"):
             await pair.decode.health()
+
+
+async def test_a_hung_engine_stays_gone() -> None:
+    """It holds what it was asked: only a new process is known to hold nothing."""
+    async with Pair(probe_s=0.05) as pair:
+        pair.faults[1].hangs = True
+        with pytest.raises(EngineGone):
+            await pair.decode.health()
+        pair.faults[1].hangs = False
+        for asked in (told(pair.decode, work(PROMPT)), pair.decode.health()):
+            with pytest.raises(EngineGone, match="gives no token in"):
+                await asked
+
+
+async def test_an_engine_is_idle_again_however_its_requests_ended() -> None:
+    """Only an idle one is asked for a token: one that seemed busy for ever would never be."""
+    async with Pair(probe_s=0.05) as pair:
+        first, offers = await pair.first()
+        await pair.first(max_tokens=1)
+        await pair.rest(first, offers[0])
+        stream = pair.decode.generate(work(PROMPT, max_tokens=1000))
+        await anext(stream)
+        await stream.aclose()
+        again, offers = await pair.first()
+        pair.faults[1].transfer_fails = True
+        with pytest.raises(Refused):
+            await pair.rest(again, offers[0])
+        for faults in pair.faults:
+            faults.hangs = True
+        for engine in (pair.prefill, pair.decode):
+            with pytest.raises(EngineGone, match="gives no token in"):
+                await engine.health()
 
 
 async def test_no_hand_off_is_no_answer() -> None:

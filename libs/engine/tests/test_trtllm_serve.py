@@ -5,16 +5,17 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
 from diptych_contracts.errors import EngineGone, Permanent, Refused
 from diptych_contracts.handoffs import EngineHandOff
 from diptych_contracts.journal import EndReason
-from diptych_contracts.sampling import Sampling
+from diptych_contracts.sampling import Grammar, Sampling
 from diptych_engine.port import Phase
 from diptych_engine.request_port import KvStored, TokenDelta
 from diptych_engine.tensorrt_llm.options import ServeOptions
-from diptych_engine.tensorrt_llm.serve import TrtLlmServe
+from diptych_engine.tensorrt_llm.serve import TrtLlmServe, _parts
 from diptych_testkit import fake_tensorrt_llm as fake
 from diptych_testkit.fake_trtllm_serve import FakeServe
 from diptych_testkit.request_engines import served, work
@@ -122,7 +123,7 @@ async def test_decode_is_broken_off_after_its_first_part() -> None:
     async with pair_of() as pair:
         first, offers = await pair.first()
         pair.servers[1].installed.faults.transfer_s = 0.1
-        pair.servers[1].installed.faults.step_s = 0.01
+        pair.servers[1].installed.faults.step_s = 0.1  # to its end it would take longer than _idle
         task = asyncio.create_task(pair.rest(first, offers[0], max_tokens=4000))
         async with asyncio.timeout(60):
             while not pair.servers[1].llm.active:
@@ -137,7 +138,7 @@ async def test_decode_is_broken_off_after_its_first_part() -> None:
 
 async def test_closing_a_stream_aborts_it() -> None:
     async with pair_of() as pair:
-        pair.servers[1].installed.faults.step_s = 0.01
+        pair.servers[1].installed.faults.step_s = 0.1
         stream = pair.decode.generate(work(PROMPT, max_tokens=4000))
         await anext(stream)
         await stream.aclose()
@@ -171,6 +172,30 @@ async def test_a_dead_engine_behind_a_server_that_lives() -> None:
             await pair.decode.health()
 
 
+async def test_a_dead_engine_is_no_fault_of_who_comes_next() -> None:
+    """The server says 400 of it, as of whatever an engine has against a request."""
+    async with pair_of() as pair:
+        for server in pair.servers:
+            server.installed.faults.dead = True
+        with pytest.raises(EngineGone, match="answers 503"):
+            await told(pair.decode, work(PROMPT))
+        with pytest.raises(EngineGone, match="answers 503"):
+            await pair.first()
+
+
+async def test_an_error_in_place_of_a_part_is_one() -> None:
+    said = b'data: {"object":"error","message":"it broke"}\n\ndata: [DONE]\n\n'
+    with pytest.raises(Refused, match="it broke"):
+        _ = [part async for part in _parts(httpx.Response(200, content=said))]
+
+
+async def test_no_hand_off_is_no_answer() -> None:
+    async with pair_of() as pair:
+        pair.servers[0].installed.faults.no_hand_off = True
+        with pytest.raises(Refused, match="gave no hand-off"):
+            await pair.first()
+
+
 async def test_a_server_that_is_gone() -> None:
     async with pair_of() as pair:
         pair.decode._client.base_url = "http://127.0.0.1:9"  # type: ignore[union-attr]
@@ -202,6 +227,24 @@ async def test_logprobs_are_not_told_by_token() -> None:
         assert "logprobs" in pair.decode.spec.unsupported
 
 
+async def test_a_schema_is_for_a_whole_answer_and_a_guided_server() -> None:
+    guided = Sampling(temperature=0.0, grammar=Grammar(kind="json_schema", text="{}"))
+    async with pair_of(guided=True) as pair:
+        await told(pair.decode, work(PROMPT, sampling=guided))
+        with pytest.raises(Permanent, match="middle of an answer"):
+            await told(pair.decode, work(PROMPT, sampling=guided, answer_ids=(4,)))
+    async with pair_of() as pair:
+        with pytest.raises(Permanent, match="none of that kind"):
+            await told(pair.decode, work(PROMPT, sampling=guided))
+
+
+async def test_cached_kv_is_told_once() -> None:
+    async with pair_of(block_reuse=True) as pair:
+        for cached in (0, 12):
+            deltas = await told(pair.decode, work(PROMPT))
+            assert [d.cached_tokens for d in deltas] == [cached, *[None] * (len(deltas) - 1)]
+
+
 async def test_kept_kv_is_for_one_tenant() -> None:
     async with pair_of(block_reuse=True) as pair:
         await told(pair.decode, work(PROMPT, tenant="acme"))
@@ -218,6 +261,12 @@ async def test_events_and_statistics() -> None:
         assert stored.token_ids == tuple(PROMPT[:12])
         await events.aclose()  # type: ignore[attr-defined]
         assert (await pair.decode.stats()).kv_tokens_used == 20
+
+
+async def test_events_are_left_to_who_may_read_them() -> None:
+    async with pair_of(block_reuse=True) as pair:
+        await told(pair.decode, work(PROMPT))
+        assert await anext(pair.decode.kv_events(), None) is None  # type: ignore[call-overload]
 
 
 async def test_a_body_that_the_schema_refuses_is_the_requests_fault() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -265,6 +266,25 @@ async def test_null_params_are_nothing_to_pull(start: Start) -> None:
         assert answer == toy_answer(PROMPT, 8)
         assert one.counts.nothing_to_pull == 1
     assert "kv_transfer_params" not in decode.asked[-1][1]
+
+
+async def test_an_answer_is_a_sign_of_life_and_asked_for_by_the_key(start: Start) -> None:
+    server = start()
+    async with adapter(server, probe_s=3600.0, api_key="sk-1") as engine:
+        await answer_of(engine, a_work())
+        await engine.health()
+    assert [name for name, body in server.asked if body] == ["completions"]
+    assert server.keys == {"Bearer sk-1"}
+
+
+async def test_attempts_at_one_request_are_apart(start: Start) -> None:
+    """By a name they share, decode would fetch the KV of another attempt."""
+    server = start()
+    async with adapter(server) as engine:
+        work = a_work(Phase.PREFILL)
+        for attempt in (1, 2):
+            await handed_over(engine, replace(work, key=work.key._replace(attempt=attempt)))
+        assert server.nixl.pinned() == 2
 
 
 async def test_closing_aborts(start: Start) -> None:

@@ -154,6 +154,12 @@ def test_only_blocks_of_tokens_alone_on_the_gpu_count() -> None:
     assert events_of(chains, removed(b"\x01\x00", medium="GPU")) == [KvRemoved((256,))]
 
 
+def test_a_block_behind_one_that_is_gone_is_not_told() -> None:
+    chains = BlockChains(Salts())
+    events_of(chains, stored([1], range(4)), removed(1))
+    assert events_of(chains, stored([2], range(4, 8), parent=1)) == []
+
+
 def test_what_is_remembered_is_bounded() -> None:
     chains = BlockChains(Salts(), most_blocks=2)
     events_of(chains, *(stored([n], [n] * 4) for n in range(3)))

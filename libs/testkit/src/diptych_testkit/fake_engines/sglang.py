@@ -192,6 +192,8 @@ class FakeSglang(TokenServer):
             return
         token = self._tokens(exchange.body).next()
         meeting.transferred = True
+        if await self._breaks_off(exchange, 1):
+            return
         finish = {"type": "length", "length": 1}
         await exchange.event(self._event(exchange.body, [token], 1, finish, 1))
         await exchange.done()
@@ -213,7 +215,8 @@ class FakeSglang(TokenServer):
         await exchange.done()
 
     def _gone(self, exchange: Exchange) -> bool:
-        return exchange.left or exchange.body.get("rid") in self.aborted
+        name = exchange.body.get("rid", "")
+        return exchange.left or any(name.startswith(begun) for begun in self.aborted)
 
     async def _answer(self, exchange: Exchange) -> None:
         sampling = exchange.body.get("sampling_params", {})

@@ -90,6 +90,8 @@ class StrictServer:
         self.faults: list[str] = []
         """What a test must not see."""
         self.asked: list[tuple[str, Any]] = []
+        self.keys: set[str] = set()
+        """What it was asked by."""
         self.open = 0
         """Requests that run."""
         self.port = free_port()
@@ -187,6 +189,7 @@ class StrictServer:
             await exchange.error(404, "Not Found")
             return
         self.asked.append((name, body))
+        self.keys.add(headers.get("authorization", ""))
         if body or call.request:
             wrong = list(faults(call.request, body))
             if wrong and body:

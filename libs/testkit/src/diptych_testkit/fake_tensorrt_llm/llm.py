@@ -63,7 +63,7 @@ class Llm:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ran = asyncio.Event()
-        self._used: list[SamplingParams] = []
+        self.used: list[SamplingParams] = []
         self._stats: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.active = 0
         self.cache = KvCache(self.args.kv_cache_config, self.faults)
@@ -113,9 +113,9 @@ class Llm:
             raise TypeError(f"The inputs must be a list of int, but got {type(inputs)}")
         if sampling is None or type(sampling) is not SamplingParams:
             raise TypeError("sampling_params must be SamplingParams")
-        if any(sampling is one for one in self._used):
+        if any(sampling is one for one in self.used):
             self.world.misuse.append("SamplingParams were used twice")
-        self._used.append(sampling)
+        self.used.append(sampling)
         if self.args.skip_tokenizer_init and sampling.end_id is None:
             raise ValueError("end_id must be set if skip_tokenizer_init is True")
         limit = self.args.max_seq_len or 4096
