@@ -16,6 +16,7 @@ from diptych_engine.port import Phase
 from diptych_engine.request_port import KvStored, TokenDelta
 from diptych_engine.tensorrt_llm.options import ServeOptions
 from diptych_engine.tensorrt_llm.serve import TrtLlmServe, _parts
+from diptych_engine.tensorrt_llm.serve_wire import failure_of
 from diptych_testkit import fake_tensorrt_llm as fake
 from diptych_testkit.fake_trtllm_serve import FakeServe
 from diptych_testkit.request_engines import served, work
@@ -187,6 +188,10 @@ async def test_an_error_in_place_of_a_part_is_one() -> None:
     said = b'data: {"object":"error","message":"it broke"}\n\ndata: [DONE]\n\n'
     with pytest.raises(Refused, match="it broke"):
         _ = [part async for part in _parts(httpx.Response(200, content=said))]
+
+
+def test_a_server_without_its_engine_is_gone() -> None:
+    assert isinstance(failure_of(503, b"no engine"), EngineGone)
 
 
 async def test_no_hand_off_is_no_answer() -> None:
