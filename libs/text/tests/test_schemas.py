@@ -111,6 +111,15 @@ def test_a_grammar_in_lark_is_judged_too() -> None:
         check_grammar(Grammar(kind="lark", text="start: nowhere"))
 
 
+@pytest.mark.parametrize("kind", ["lark", "json_schema"])
+def test_what_is_wrong_is_said_in_a_thousand_characters(kind: Any) -> None:
+    schema = '{"type": "string", "pattern": "(' + "a" * 5000 + '"}'
+    text = f"start: a\na: b\nb: c\nc: %json {schema}" if kind == "lark" else schema
+    with pytest.raises(InvalidRequest, match=r"unclosed group$") as told:
+        check_grammar(Grammar(kind=kind, text=text))
+    assert len(str(told.value)) < 1010
+
+
 def test_inner_schemas_come_first() -> None:
     schema = {"properties": {"a": {"items": {"type": "null"}}}, "additionalProperties": False}
     assert [at for at, _ in subschemas(schema, "s")] == [

@@ -5,6 +5,7 @@ space behind `,` and `:` and no other: small models are fond of endless blanks, 
 where they may choose one costs them thought and us tokens.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -17,6 +18,10 @@ from diptych_text.subschemas import subschemas
 
 MAX_GRAMMAR_BYTES = 64 * 1024
 """Of its text. The largest of a hundred public kinds of schema has 700."""
+_MAX_SAID_CHARS = 1000
+"""Of what is wrong: it may quote a pattern of any length, and say at the end why that is none."""
+_EXCERPT = re.compile(r"\n +\d+ \| ")
+"""Where a Lark error begins to quote the grammar, which nobody but us has written."""
 _YEAR = "^(0{0,3}[1-9])"
 _SECOND = "[0-9]{2}:[0-9]{2}:[0-5]"
 _TIGHTER = {"date": _YEAR, "time": f"^{_SECOND}", "date-time": f"{_YEAR}[0-9-]*[Tt]{_SECOND}"}
@@ -104,4 +109,7 @@ def _tightened(schema: dict[str, Any]) -> dict[str, Any]:
 def _said(message: str) -> str:
     if message.startswith("oneOf constraints are not supported"):
         return "oneOf: expected alternatives that exclude one another, else say anyOf"
-    return message.strip()
+    message = _EXCERPT.split(message, maxsplit=1)[0].strip()
+    if len(message) > _MAX_SAID_CHARS:
+        message = f"{message[: _MAX_SAID_CHARS // 2]} … {message[-_MAX_SAID_CHARS // 2 :]}"
+    return message

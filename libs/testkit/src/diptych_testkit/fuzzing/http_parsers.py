@@ -120,6 +120,8 @@ def _plan(call: Call) -> None:
     codec = served.codec
     if call.prompt is not None:
         return
+    if call.sampling.grammar is not None:
+        _obey(call.sampling.grammar)
     variables = template_variables(call.effort, codec, param=call.effort_param)
     tools = call.tooling.tools if call.tooling is not None else ()
     parts = codec.chat_parts(call.messages, tools=tools, variables=variables)
