@@ -17,19 +17,12 @@ from numpy.typing import NDArray
 from diptych_contracts.errors import Permanent
 from diptych_contracts.journal import Chances
 from diptych_contracts.sampling import Sampling
+from diptych_contracts.spans import LOGIT_BIAS_SPAN, SAMPLING_SPANS
 
 _AS_GOOD_AS_GREEDY = 1e-6
 """A temperature below which float32 would divide by nothing."""
 _NEVER = -9999.0
 """The logprob of what cannot be: JSON has no infinity."""
-_SPANS = {
-    "temperature": (0, 2),
-    "top_p": (0, 1),
-    "min_p": (0, 1),
-    "presence_penalty": (-2, 2),
-    "frequency_penalty": (-2, 2),
-    "repetition_penalty": (0.01, 2),
-}
 _LIKELY_ENOUGH = 512
 """Ranking the 512 likeliest of 49,152 tokens takes a tenth of ranking all, and mostly suffices."""
 
@@ -40,11 +33,11 @@ def check_sampling(sampling: Sampling) -> None:
     Raises:
         Permanent: a number is outside its span; the message names the first.
     """
-    numbers = [(name, getattr(sampling, name), span) for name, span in _SPANS.items()]
-    numbers += [("logit_bias", bias, (-100, 100)) for _, bias in sampling.logit_bias]
-    for name, value, (least, most) in numbers:
-        if not least <= value <= most:
-            raise Permanent(f"expected a {name} from {least} to {most}, saw {value}")
+    numbers = [(name, getattr(sampling, name), span) for name, span in SAMPLING_SPANS.items()]
+    numbers += [("logit_bias", bias, LOGIT_BIAS_SPAN) for _, bias in sampling.logit_bias]
+    for name, value, span in numbers:
+        if value not in span:
+            raise Permanent(f"'{name}': expected {span}, saw {value}")
     if sampling.top_logprobs is not None and sampling.top_logprobs < 0:
         raise Permanent(f"expected no fewer than 0 top_logprobs, saw {sampling.top_logprobs}")
 

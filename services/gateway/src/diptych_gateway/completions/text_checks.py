@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from diptych_contracts.errors import InvalidRequest
+from diptych_contracts.spans import NumberSpan
 from diptych_gateway.judging.bodies import ABSENT, CommonBody, decode_as
 from diptych_gateway.judging.checking import (
     Call,
@@ -19,7 +20,7 @@ from diptych_gateway.judging.checking import (
 )
 from diptych_gateway.judging.class_checks import priority_class
 from diptych_gateway.judging.harmless import only
-from diptych_gateway.judging.number_checks import Span, check_numbers, check_span, sampling
+from diptych_gateway.judging.number_checks import check_numbers, check_span, sampling
 from diptych_gateway.judging.structured import response_format
 from diptych_gateway.judging.token_checks import MAX_COMPLETION_LOGPROBS, check_choices, logit_bias
 
@@ -77,7 +78,7 @@ def check_completion(body: CompletionBody, *, resume: bool = False) -> Completio
         InvalidRequest: names the parameter, and says what was expected and seen.
     """
     check_numbers(body)
-    check_span("logprobs", body.logprobs, Span(0, MAX_COMPLETION_LOGPROBS))
+    check_span("logprobs", body.logprobs, NumberSpan(0, MAX_COMPLETION_LOGPROBS))
     _supported(body)
     metadata(body)
     structure = response_format(body.response_format)

@@ -6,13 +6,13 @@ import msgspec
 
 from diptych_contracts.cards import ModelCard
 from diptych_contracts.errors import InvalidRequest
+from diptych_contracts.spans import LOGIT_BIAS_SPAN
 from diptych_gateway.judging.bodies import ABSENT, decode_as
 from diptych_gateway.judging.harmless import shown
 
 MAX_CHOICES = 8
 """Answers to one prompt."""
 MAX_BIASED = 1024
-MAX_BIAS = 100
 MAX_TOP_LOGPROBS = 20
 MAX_COMPLETION_LOGPROBS = 5
 _BIAS_BYTES = 64 * 1024
@@ -39,9 +39,8 @@ def logit_bias(given: msgspec.Raw) -> Bias:
     for token, bias in found.items():
         if not _TOKEN.fullmatch(token):
             raise _bad_bias(f"expected token ids as keys, saw {shown(token)}")
-        if not -MAX_BIAS <= bias <= MAX_BIAS:
-            text = f"expected numbers from -{MAX_BIAS} to {MAX_BIAS}, saw {bias:g} for {token}"
-            raise _bad_bias(text)
+        if bias not in LOGIT_BIAS_SPAN:
+            raise _bad_bias(f"expected numbers {LOGIT_BIAS_SPAN}, saw {bias:g} for {token}")
     return tuple((int(token), bias) for token, bias in found.items() if bias)
 
 
