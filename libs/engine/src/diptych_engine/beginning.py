@@ -57,8 +57,8 @@ class Beginning:
             else:
                 self._reuse(sequence)
         with self.changed:
-            live_tokens = self.batcher.known_tokens
-        self.prefixes.make_room(live_tokens)
+            live_cells = self.batcher.cells_next_step
+        self.prefixes.make_room(live_cells)
         for sequence, _ in admitted:
             if self.restoring.begin(sequence):
                 with self.changed:

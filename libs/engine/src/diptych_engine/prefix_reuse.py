@@ -82,16 +82,16 @@ class PrefixReuse:
             self._engine.fork(hit.seq, sequence.seq, 0, tokens)
             return tokens
 
-    def make_room(self, live_tokens: int) -> None:
-        """Give way to live sequences that hold, or are about to hold, `live_tokens` cells."""
+    def make_room(self, live_cells: int) -> None:
+        """Give way to live sequences that hold, or are about to hold, `live_cells` cells."""
         with self._lock:
-            for seq in self._cache.shrink(self._room(live_tokens)):
+            for seq in self._cache.shrink(self._room(live_cells)):
                 self._engine.drop(seq)
 
-    def keep(self, sequence: LiveSequence, computed: int, *, live_tokens: int) -> None:
+    def keep(self, sequence: LiveSequence, computed: int, *, live_cells: int) -> None:
         """Keep the first `computed` tokens of a sequence that leaves; it is dropped afterwards.
 
-        Imported KV only where its work says so. `live_tokens` are those of the sequences that stay.
+        Imported KV only where its work says so. `live_cells` are those of the sequences that stay.
         """
         work = sequence.work
         may_stay = work.keep or work.phase is not Phase.DECODE
@@ -99,10 +99,10 @@ class PrefixReuse:
             return
         prefix = self._prefix(sequence, computed)
         with self._lock:
-            self._keep(sequence, prefix, live_tokens=live_tokens)
+            self._keep(sequence, prefix, live_cells=live_cells)
 
-    def _keep(self, sequence: LiveSequence, prefix: Prefix, *, live_tokens: int) -> None:
-        kept = self._cache.keep(prefix, room_cells=self._room(live_tokens))
+    def _keep(self, sequence: LiveSequence, prefix: Prefix, *, live_cells: int) -> None:
+        kept = self._cache.keep(prefix, room_cells=self._room(live_cells))
         for seq in kept.evicted:
             self._engine.drop(seq)
         if kept.seq is None:
@@ -123,8 +123,8 @@ class PrefixReuse:
                 self._engine.drop(seq)
             return len(dropped)
 
-    def _room(self, live_tokens: int) -> int:
-        return min(self._most_tokens, self._kv_tokens - live_tokens)
+    def _room(self, live_cells: int) -> int:
+        return min(self._most_tokens, self._kv_tokens - live_cells)
 
     def changes(self) -> Changes:
         """Blocks that came and went since this was last asked."""

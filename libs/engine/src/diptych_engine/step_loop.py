@@ -363,9 +363,9 @@ class StepLoop:
             if sequence is None:
                 return
             seq = self._batcher.remove(key)
-            live_tokens = self._batcher.known_tokens
+            live_cells = self._batcher.cells_next_step
         if seq is not None:
-            self._prefixes.keep(sequence, keep, live_tokens=live_tokens)
+            self._prefixes.keep(sequence, keep, live_cells=live_cells)
             self._engine.drop(seq)
 
 

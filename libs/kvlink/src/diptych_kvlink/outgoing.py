@@ -84,8 +84,10 @@ class OutgoingTransfer:
         self._sending = False
         self.overlap = Overlap()
         """How much of it ran while the engine computed."""
-        self._packing_s = 0.0
-        self._sending_s = 0.0
+        self.packing_s = 0.0
+        """Seconds the link's thread spent on encoding and sealing."""
+        self.sending_s = 0.0
+        """Seconds it spent on sending, and on waiting until what it sent had arrived."""
         self._digests: dict[int, BlockDigest] = {}
         self._failure: DiptychError | None = None
         self._scratch: bytearray | None = None
@@ -134,16 +136,6 @@ class OutgoingTransfer:
         """Bytes of the blocks that are final, before they were encoded."""
         with self._lock:
             return sum(one.raw_bytes or one.n_bytes for one in self._digests.values())
-
-    @property
-    def packing_s(self) -> float:
-        """Seconds the link's thread spent on encoding and sealing."""
-        return self._packing_s
-
-    @property
-    def sending_s(self) -> float:
-        """Seconds it spent on sending, and on waiting until what it sent had arrived."""
-        return self._sending_s
 
     @property
     def bytes_written(self) -> int:
@@ -364,8 +356,8 @@ class OutgoingTransfer:
                 sent.release()
             for one in packed:
                 one.data.release()
-        self._packing_s += packed_s - began_s
-        self._sending_s += self._clock() - packed_s
+        self.packing_s += packed_s - began_s
+        self.sending_s += self._clock() - packed_s
         return digests
 
     def _arrived(self, digests: list[BlockDigest]) -> None:

@@ -98,10 +98,10 @@ class Batcher(Generic[K]):
         return self._promised
 
     @property
-    def known_tokens(self) -> int:
-        """Tokens of all running sequences: the cells they hold once the next step is computed.
+    def cells_next_step(self) -> int:
+        """Most KV cells the running sequences hold once the next step is computed.
 
-        With the drafts that may be found right in it, none of them beyond what is promised.
+        The drafts that may be found right in it count, none of them beyond what is promised.
         """
         most = self.limits.draft_tokens
         drafted = sum(max(0, min(most, e.cells - e.known)) for e in self._running.values())
