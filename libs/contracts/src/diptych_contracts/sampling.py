@@ -1,6 +1,8 @@
 """How to choose the next token, and when to stop."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from diptych_contracts.wire import Message
 
@@ -49,8 +51,9 @@ class Sampling(Message, frozen=True, kw_only=True, tag="sampling.1"):
 class Stopping(Message, frozen=True, kw_only=True, tag="stopping.1"):
     """When an answer ends."""
 
-    max_tokens: int
-    """Most tokens to generate, counted from the first one of the answer."""
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    """Most tokens to generate, counted from the first one of the answer. Checked when decoded: with
+    another number a worker would promise more, or fewer, KV cells than there are."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer and are not part of it; at most 4."""
     ignore_eos: bool = False

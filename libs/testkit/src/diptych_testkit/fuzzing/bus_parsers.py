@@ -70,6 +70,8 @@ def _value(hint: Any, name: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return _value(next(a for a in arguments if a is not types.NoneType), name)
+    if origin is typing.Annotated:
+        return _value(arguments[0], name)
     if origin is typing.Literal:
         return arguments[0]
     if origin is tuple:
