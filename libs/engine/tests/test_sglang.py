@@ -385,8 +385,9 @@ async def test_servers_without_metrics_are_served(fleet: Fleet) -> None:
 
 
 async def test_what_cannot_serve_says_so_at_the_start(fleet: Fleet) -> None:
-    with pytest.raises(Permanent, match=r"0\.4\.9 is too old"):
-        async with adapter(fleet.begin(version="0.4.9")):
+    """Until 0.5.10 it drops `extra_key`, which keeps tenants apart in its cache."""
+    with pytest.raises(Permanent, match=r"0\.5\.10 is too old: expected 0\.5\.11 or later"):
+        async with adapter(fleet.begin(version="0.5.10")):
             pass
     for host in ("2.2.2.2", "0.0.0.0"):
         with pytest.raises(Permanent, match="bootstrap_host"):

@@ -74,6 +74,20 @@ async def test_an_answer_is_the_models(start: Start, *, token_level: bool) -> No
     assert doors == ({"generate"} if token_level else {"completions"})
 
 
+@pytest.mark.parametrize(
+    ("version", "door"),
+    [("0.11.0", "completions"), ("0.29.0", "completions"), ("0.30.0", "generate")],
+)
+async def test_the_token_level_door_is_used_where_it_does_all_of_it(
+    start: Start, version: str, door: str
+) -> None:
+    """It is there from 0.11.1 on; until 0.28 it drops what KV is handed over by."""
+    server = start(version=version, token_level=True)
+    async with adapter(server) as engine:
+        await deltas_of(engine, a_work(max_tokens=2))
+    assert {name for name, body in server.asked if body} == {door}
+
+
 @pytest.mark.parametrize("token_level", [False, True])
 async def test_kv_is_handed_over_unchanged(start: Start, *, token_level: bool) -> None:
     """The fake compares names, order and values of the params, X-Request-Id and the prompt."""

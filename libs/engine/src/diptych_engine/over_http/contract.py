@@ -41,6 +41,8 @@ class Call:
     request: Fields = field(default_factory=dict)
     response: Fields = field(default_factory=dict)
     """Of the whole answer, or of each event."""
+    since: str = ""
+    """First version in which it does all that the adapter asks of it; empty: the contract's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""SGLang's HTTP interface as far as the adapter uses it: read in 0.5.23, not run."""
+"""SGLang's HTTP interface as far as the adapter uses it: read in 0.5.1 to 0.5.23, not run.
+
+Until 0.5.10 `extra_key` never reaches its cache: tenants would share it, and not be told.
+"""
 
 from typing import Any
 
@@ -8,7 +11,7 @@ Ids = list[int]
 
 CONTRACT = Contract(
     engine="sglang",
-    versions=("0.5.0", "0.5.23"),
+    versions=("0.5.11", "0.5.23"),
     calls={
         "server_info": Call(
             "GET",

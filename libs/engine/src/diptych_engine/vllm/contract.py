@@ -1,4 +1,4 @@
-"""vLLM's HTTP interface as far as the adapter uses it: read in 0.32.0 (`docs/engines/vllm.md`)."""
+"""vLLM's HTTP interface as far as the adapter uses it (`docs/engines/vllm.md`)."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ _TOKEN_LOGPROBS = {
 
 CONTRACT = Contract(
     engine="vllm",
-    versions=("0.11.0", "0.32.0"),
+    versions=("0.11.0", "0.33.0"),
     calls={
         "version": Call("GET", "/version", response={"version": Field(str, required=True)}),
         "health": Call("GET", "/health"),
@@ -104,6 +104,9 @@ CONTRACT = Contract(
         "generate": Call(
             "POST",
             "/inference/v1/generate",
+            # Until 0.19 it does not stream, until 0.28 it drops `kv_transfer_params`, until 0.29 it
+            # swallows an end without tokens.
+            since="0.30.0",
             request={
                 "token_ids": Field(Ids, required=True),
                 "request_id": Field(str),

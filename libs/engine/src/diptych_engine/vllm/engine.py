@@ -20,7 +20,7 @@ from diptych_contracts.jobs import RefusalReason
 from diptych_contracts.journal import EndReason
 from diptych_engine.adapters import AdapterSettings
 from diptych_engine.over_http.client import EngineHttp
-from diptych_engine.over_http.contract import see_version
+from diptych_engine.over_http.contract import see_version, version_key
 from diptych_engine.over_http.events import see_error
 from diptych_engine.over_http.exposition import labels, totals
 from diptych_engine.over_http.liveness import Liveness, until_ready
@@ -88,7 +88,7 @@ class VllmEngine:
         version = await self._version()
         see_version(CONTRACT, version)
         model = await self._model()
-        token_level = await self._knows_token_level()
+        token_level = await self._knows_token_level(version)
         self._asking = Asking(model=model.id, token_level=token_level, lark=self._options.lark)
         self._describe(version, model, await self._metrics())
         door = self._asking.path
@@ -123,8 +123,12 @@ class VllmEngine:
         seen = ", ".join(model.id for model in models.data) or "nothing"
         raise Permanent(f"{self._http.url} does not serve {wanted!r}, but {seen}")
 
-    async def _knows_token_level(self) -> bool:
+    async def _knows_token_level(self, version: str) -> bool:
         if self._options.token_level == "off":
+            return False
+        since = CONTRACT.calls["generate"].since
+        if version_key(version) < version_key(since):
+            log.info("token_level_endpoint_is_too_old", extra={"version": version, "since": since})
             return False
         status = await self._http.status("POST", GENERATE, b"{}", within_s=ANSWER_S)
         if status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
