@@ -110,7 +110,7 @@ async def test_what_it_is_comes_from_the_server(start: Start) -> None:
         assert spec.hand_off is not None
         assert spec.hand_off.engine_version == "0.32.0 /models/toy"
         assert spec.hand_off.first_token is FirstToken.DECODE
-        assert spec.hand_off.orphan_ms == 30_000
+        assert spec.hand_off.orphan_ms == 24_000
         stats = await engine.stats()
         assert (stats.running, stats.waiting, stats.kv_tokens_used) == (0, 0, 4096)
 
