@@ -67,6 +67,13 @@ def test_a_token_that_was_altered_is_none(authority: Authority, trust: Trust) ->
         trust.verify("decode-worker-9", WORKER, f"{head}.{body}.{signature}", me.sign(b"x"), b"x")
 
 
+def test_a_token_that_is_too_long_is_none(authority: Authority) -> None:
+    key = authority.issuer(WORKER).key
+    name = "a" * tokens.MAX_TOKEN_BYTES
+    with pytest.raises(tokens.BadToken, match="at most"):
+        tokens.read(tokens.signed(key.public, name, {}, by=key, issued_unix_s=NOW_S))
+
+
 @pytest.mark.parametrize("text", ["", "a.b.c", "..", "e30.e30.e30", "\0" * 50, "a" * 2_000_000])
 def test_hostile_tokens_are_refused(trust: Trust, text: str) -> None:
     with pytest.raises(tokens.BadToken):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from diptych_bus.memory import MemoryBus
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import PriorityClass
 from diptych_contracts.streams import BATCH_RESULTS, FILE_PARTS
+from diptych_gateway.batches.lines import TooLong, lines
 
 CHAT = "/v1/chat/completions"
 
@@ -163,6 +165,17 @@ async def test_an_empty_file_fails(run_stack: Any, hello: Any, data: bytes) -> N
     async with run_stack(hello) as stack:
         done = await over(stack, (await start(stack, data))["id"])
         assert [f["code"] for f in done["errors"]["data"]] == ["empty_file"]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+async def test_a_line_may_be_as_long_as_the_limit(end: bytes) -> None:
+    async def content(size: int) -> AsyncIterator[bytes]:
+        yield b"a\n" + b"b" * size + end
+
+    whole = [found async for found in lines(content(5), max_bytes=5)]
+    assert whole == [(1, b"a"), (2, b"bbbbb")]
+    with pytest.raises(TooLong, match="2"):
+        _ = [found async for found in lines(content(6), max_bytes=5)]
 
 
 async def test_too_many_and_too_long_lines_fail(run_stack: Any, hello: Any) -> None:

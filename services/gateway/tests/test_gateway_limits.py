@@ -192,6 +192,15 @@ async def test_the_limits_of_a_tenant_hold_for_all_its_keys(stack: Any) -> None:
     assert not [name for name in free.headers if name.startswith("x-ratelimit")]
 
 
+async def test_what_a_tenant_may_not_is_not_taken_from_its_key(stack: Any) -> None:
+    headers = await limited(stack, RateLimits(requests_per_minute=1), tokens_per_minute=1000)
+    assert (await ask(stack, headers, max_tokens=5)).status_code == 200
+    share = stack.gateway.allowances._shares["key.k1"]
+    await stack.until(lambda: not share.running)
+    assert (await ask(stack, headers, max_tokens=5)).status_code == 429
+    assert share.running == 0
+
+
 async def test_a_changed_limit_counts_without_a_restart(stack: Any) -> None:
     headers = await limited(stack, requests_per_minute=1)
     assert (await ask(stack, headers)).status_code == 200
