@@ -10,6 +10,9 @@ import openai
 import pytest
 
 from diptych_bus.memory import MemoryBus
+from diptych_bus.port import Kept
+from diptych_contracts.batches import BatchRecord
+from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import PriorityClass
 from diptych_contracts.streams import BATCH_RESULTS, FILE_PARTS
@@ -158,6 +161,34 @@ async def test_every_fault_of_a_file_is_told_by_its_line(run_stack: Any, hello: 
             (10, "invalid_value", "custom_id"),
         ]
         assert not stack.fleet.requests
+
+
+async def forever(fleet: Any, request: Any) -> None:
+    """Say nothing."""
+
+
+async def test_a_tenant_has_so_many_batches_that_are_not_over(run_stack: Any) -> None:
+    async with run_stack(forever, max_open_batches=1) as stack:
+        board = stack.gateway.batch_room.batches.board
+        far_unix_ms = stack.fleet.bus.unix_ms() + 3_600_000
+        another = BatchRecord(
+            batch_id="batch_rival",
+            tenant="rival",
+            endpoint=CHAT,
+            input_file_id="file-rival",
+            owner=Incarnation("gateway-2"),
+            owned_until_unix_ms=far_unix_ms,
+            created_unix_ms=0,
+            expires_unix_ms=far_unix_ms,
+        )
+        board.note(Kept(another.batch_id, another, 1))
+        first = await start(stack, jsonl(line(1)))
+        body = {name: first[name] for name in ("input_file_id", "endpoint", "completion_window")}
+        refused = await stack.client.post("/v1/batches", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "60")
+        await stack.client.post(f"/v1/batches/{first['id']}/cancel")
+        await over(stack, first["id"], "cancelled")
+        assert (await stack.client.post("/v1/batches", json=body)).status_code == 200
 
 
 @pytest.mark.parametrize("data", [b"", b"\n\n \n"])
