@@ -253,6 +253,8 @@ class Ledger(RecordNews):
             return self._lose(live, f"{gone[0]} is gone", *gone)
         live.to(Stage.ROUTED, now_s=self._now_s)
         self._placer.book(live, assignment)
+        if live.failed is not None and live.failed.attempt == record.attempt:
+            return self._failed(live, live.failed)  # of which the owner may not have heard
         if live.view.attempt_has_tokens or live.decode_started:
             return []
         return [self._send(live, assignment)]
@@ -283,6 +285,8 @@ class Ledger(RecordNews):
         change = live.view.apply(part)
         if isinstance(part, Started) and change is not FORGED:
             self._started(live, part)
+        if isinstance(part, AttemptFailed) and change is not FORGED:
+            live.failed = part
         if change.new_ids:
             live.progress_s = self._now_s
             live.failures = live.refusals = 0
