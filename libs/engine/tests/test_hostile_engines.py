@@ -322,7 +322,7 @@ def _terms(engine: VllmEngine) -> Any:
 
 async def test_what_an_answer_says_of_its_kv_is_heard() -> None:
     """It stands behind the end, where whoever reads an answer has left already."""
-    prefill = FakeVllm(habits=VllmHabits(forgets=("remote_port",)))
+    prefill = FakeVllm(habits=VllmHabits(forgets=("remote_port", "remote_prefill_cached_tokens")))
     decode = FakeVllm(prefill.nixl)
     for server in (prefill, decode):
         server.start()
