@@ -119,6 +119,21 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"temperature": "hot"}, "'temperature': expected a number or null, got a string"),
+        ({"stream": "yes"}, "'stream': expected a boolean or null, got a string"),
+        ({"messages": {}}, "'messages': expected a list, got an object"),
+        ({"n": 1.5}, "'n': expected an integer or null, got a number"),
+    ],
+)
+def test_another_kind_is_told_in_words(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        call(**changes)
+    assert str(refused.value) == told
+
+
+@pytest.mark.parametrize(
     ("option", "choices"),
     [
         ("mode", "'local' or 'remote'"),

@@ -117,6 +117,15 @@ _tier_decoder = msgspec.json.Decoder(TierBody)
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _metadata_decoder = msgspec.json.Decoder(dict[str, str] | None)
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>.*)`$", re.DOTALL)
+_KINDS = re.compile(r"`([a-z]+(?: \| [a-z]+)*)`")
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+}
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
 _SHOWN_CHARS = 80
@@ -190,8 +199,12 @@ def _misfit(message: str, at: str) -> InvalidRequest:
             code="missing_required_parameter",
         )
     where = f"'{path}': " if path else ""
-    text = what[:1].lower() + what[1:].replace("`", "").replace("array", "list")
+    text = what[:1].lower() + _KINDS.sub(_in_words, what[1:]).replace("`", "")
     return InvalidRequest(f"{where}{text}", param=path or None, code="invalid_type")
+
+
+def _in_words(kinds: re.Match[str]) -> str:
+    return " or ".join(_WORDS.get(kind, kind) for kind in kinds[1].split(" | "))
 
 
 def _join(path: str, name: str) -> str:
