@@ -591,6 +591,32 @@ def test_an_adoption_without_a_new_token_is_no_progress(case: Case) -> None:
     assert (end.reason, end.cause) == (EndReason.FAILED, Cause.LOST_SCHEDULERS)
 
 
+@pytest.mark.parametrize("said", [(), (started(P1),), (tokens(4), started(D1))])
+def test_an_adopter_takes_up_a_failure_that_its_owner_did_not_hear(
+    case: Case, said: tuple[JournalPart, ...]
+) -> None:
+    """It asked the worker again, for which that was a duplicate, and waited out the deadline."""
+    record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER)
+    case.join(P1, D1)
+    effects = adopt(case, record, *said, failed(P1))
+    assert none(SendJob, effects)
+    assert only(PublishFence, effects).fence.attempt == 2
+    assert not case.ledger.current(REQUEST, 1)
+
+
+def test_an_adopter_ends_what_no_worker_can_do(case: Case) -> None:
+    record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER)
+    case.join(P1, D1)
+    end = only(PublishEnd, adopt(case, record, failed(P1, retryable=False))).end
+    assert (end.reason, end.cause) == (EndReason.FAILED, Cause.IMPOSSIBLE)
+
+
+def test_an_adopter_lets_the_failure_of_an_older_attempt_rest(case: Case) -> None:
+    record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER, attempt=2)
+    case.join(P1, D1)
+    assert only(SendJob, adopt(case, record, failed(P1), fence(2))).attempt == 2
+
+
 def test_an_adopter_sends_a_job_again_that_may_never_have_left(case: Case) -> None:
     record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER)
     case.join(P1, D1)
