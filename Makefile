@@ -11,7 +11,7 @@ CORES := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 TESTERS ?= $(if $(filter 1 2 3,$(CORES)),4,$(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check faults live chaos alone compose clients triton nixl deploy openapi nightly equality bench soak fuzz \
+.PHONY: help up test check faults live chaos alone compose clients triton vllm nixl deploy openapi nightly equality bench soak fuzz \
 	hashes audit sbom format clean
 
 help: ## this page
@@ -76,6 +76,9 @@ triton: $(STAMP) ## workers in front of a real Triton server, on a CPU (installs
 	$(BIN)/python infra/supply/install.py --part dependencies triton
 	$(BIN)/python -m diptych_testkit.triton_server tests/triton
 	$(BIN)/python -m pytest -q --durations=5 -m triton tests/triton tests/engines
+
+vllm: $(STAMP) ## workers in front of real vLLM servers, on a CPU (make vllm VLLM=/path/to/bin/vllm)
+	DIPTYCH_VLLM=$(VLLM) $(BIN)/python -m pytest -q --durations=3 -m vllm tests/vllm
 
 equality: $(STAMP) ## every mode and link against one bare engine; KV of 200 prompts over each link (half an hour)
 	$(BIN)/diptych models pull

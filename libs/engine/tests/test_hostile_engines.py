@@ -322,7 +322,7 @@ def _terms(engine: VllmEngine) -> Any:
 
 async def test_what_an_answer_says_of_its_kv_is_heard() -> None:
     """It stands behind the end, where whoever reads an answer has left already."""
-    prefill = FakeVllm(habits=VllmHabits(forgets="remote_port"))
+    prefill = FakeVllm(habits=VllmHabits(forgets=("remote_port",)))
     decode = FakeVllm(prefill.nixl)
     for server in (prefill, decode):
         server.start()
@@ -430,10 +430,17 @@ async def test_sglang_does_not_use_all_of_its_context() -> None:
         assert engine.spec.context_tokens == 1000 - KEPT_TOKENS
 
 
-async def test_a_backend_that_moves_nothing_is_told_at_the_start() -> None:
-    info = {"disaggregation_mode": "decode", "disaggregation_transfer_backend": "fake"}
+@pytest.mark.parametrize(("mode", "role"), [("prefill", Role.PREFILL), ("decode", Role.DECODE)])
+async def test_a_backend_that_moves_nothing_is_told_at_the_start(mode: str, role: Role) -> None:
+    info = {"disaggregation_mode": mode, "disaggregation_transfer_backend": "fake"}
     with pytest.raises(Permanent, match="`fake` moves no KV"):
-        await _sglang(info).start()
+        await _sglang(info, role).start()
+
+
+async def test_a_whole_server_need_not_move_anything() -> None:
+    engine = _sglang({"context_length": 1000, "disaggregation_transfer_backend": "fake"})
+    await engine.start()
+    assert engine._phases == {Phase.GENERATE}
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
+import json
+import ssl
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
-from diptych_identity import identity, tokens
+from diptych_identity import claims, identity, tokens
 from diptych_identity.authority import Authority
-from diptych_identity.claims import Permissions
+from diptych_identity.claims import Permissions, Scope
 from diptych_identity.identity import BadIdentity
 from diptych_identity.issuing import Issuer
 from diptych_identity.nkeys import KeyPair, Kind
@@ -13,6 +17,7 @@ from diptych_identity.trust import NotTrusted, Trust
 
 TABLE = {role: Permissions(("a.{{name()}}",), ()) for role in Role}
 WORKER = Role.DECODE_WORKER
+NOW_S = 1_800_000_000
 
 
 @pytest.fixture
@@ -62,6 +67,13 @@ def test_a_token_that_was_altered_is_none(authority: Authority, trust: Trust) ->
         trust.verify("decode-worker-9", WORKER, f"{head}.{body}.{signature}", me.sign(b"x"), b"x")
 
 
+def test_a_token_that_is_too_long_is_none(authority: Authority) -> None:
+    key = authority.issuer(WORKER).key
+    name = "a" * tokens.MAX_TOKEN_BYTES
+    with pytest.raises(tokens.BadToken, match="at most"):
+        tokens.read(tokens.signed(key.public, name, {}, by=key, issued_unix_s=NOW_S))
+
+
 @pytest.mark.parametrize("text", ["", "a.b.c", "..", "e30.e30.e30", "\0" * 50, "a" * 2_000_000])
 def test_hostile_tokens_are_refused(trust: Trust, text: str) -> None:
     with pytest.raises(tokens.BadToken):
@@ -86,6 +98,62 @@ def test_a_revoked_one_is_not_believed_at_once_even_if_renewed(
     for one in (me, authority.issuer(WORKER).renew(me)):
         with pytest.raises(NotTrusted, match="revoked"):
             trust.verify("decode-worker-1", WORKER, one.jwt, one.sign(b"x"), b"x")
+
+
+@pytest.mark.parametrize("told", [{"type": "account"}, {"issuer_account": "another"}])
+def test_what_a_role_s_key_signed_is_an_identity_of_this_account_or_nothing(
+    authority: Authority, trust: Trust, told: dict[str, str]
+) -> None:
+    issuer, key = authority.issuer(WORKER), KeyPair.new(Kind.USER)
+    nats = claims.user(issuer.account) | told
+    jwt = tokens.signed(key.public, "decode-worker-1", nats, by=issuer.key, issued_unix_s=NOW_S)
+    signature = key.sign(identity.signed_part(b"x"))
+    with pytest.raises(NotTrusted):
+        trust.verify("decode-worker-1", WORKER, jwt, signature, b"x")
+
+
+@pytest.mark.parametrize("named", ["its own", "*"])
+def test_revoked_is_what_was_issued_up_to_that_second(authority: Authority, named: str) -> None:
+    issuer = Issuer(authority.issuer(WORKER).account, authority.issuer(WORKER).key, lambda: NOW_S)
+    before = issuer.issue("decode-worker-1", ttl_s=60)
+    after = replace(issuer, unix_s=lambda: NOW_S + 1).renew(before, ttl_s=60)
+    key = before.key.public if named == "its own" else named
+    (authority.path / "revoked.json").write_text(json.dumps({key: NOW_S}))
+    authority.write()
+    trust = Trust(authority.trust, unix_s=lambda: NOW_S)
+    with pytest.raises(NotTrusted, match="revoked"):
+        trust.verify(before.name, WORKER, before.jwt, before.sign(b"x"), b"x")
+    trust.verify(after.name, WORKER, after.jwt, after.sign(b"x"), b"x")
+
+
+def test_the_bus_is_reached_by_the_newest_tls_alone(trust: Trust) -> None:
+    context = trust.tls()
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_a_token_of_another_algorithm_is_none(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "_ALGORITHM", "none")
+    me = authority.issuer(WORKER).issue("decode-worker-1")
+    monkeypatch.undo()
+    with pytest.raises(tokens.BadToken):
+        tokens.read(me.jwt)
+
+
+def test_an_account_gives_nobody_what_no_role_says() -> None:
+    nothing, role = {"deny": [">"]}, Scope(WORKER, "A1", Permissions((), ()))
+    told = claims.account([role], revoked={})
+    assert told["default_permissions"] == {"pub": nothing, "sub": nothing}
+    (key,) = told["signing_keys"]
+    assert (key["template"]["pub"], key["template"]["sub"]) == (nothing, nothing)
+
+
+def test_the_authority_signs_servers_and_no_other_authority(authority: Authority) -> None:
+    certificate = x509.load_pem_x509_certificate((authority.path / "ca.pem").read_bytes())
+    found = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
+    assert (found.ca, found.path_length) == (True, 0)
 
 
 def test_a_rotated_key_s_identities_are_believed_until_it_is_retired(

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from diptych_contracts.audit import Action
@@ -42,10 +43,12 @@ def test_every_audited_action_takes_a_right_that_no_caller_without_a_key_has() -
     assert {a for a in Action if may(Role.VIEWER, right_of(a))} == {Action.USAGE_READ}
 
 
-def test_a_purged_tenant_closes_the_door_as_its_keys_did() -> None:
+def test_what_closes_the_door_is_a_key_of_any_standing_or_a_purged_tenant() -> None:
     tenant = Tenant(tenant="acme", created_unix_ms=0)
     assert not closes(tenant)
     assert closes(KEY)
+    assert closes(msgspec.structs.replace(KEY, revoked_unix_ms=1))
+    assert closes(msgspec.structs.replace(KEY, expires_unix_ms=1))
     assert closes(Tenant(tenant="acme", created_unix_ms=0, purged_unix_ms=1))
 
 

@@ -8,7 +8,7 @@ from diptych_contracts.allowances import Allowance, Places
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.keys import RateLimits
 from diptych_policy.allowances import MINUTE_MS, PLACES_TTL_MS, Amount, Grant, Wish, exchange
-from diptych_policy.shares import KEPT_FOR_S, Kind, Share
+from diptych_policy.shares import KEPT_FOR_S, RENEW_S, Kind, Share
 
 A, B = Incarnation("gateway-a"), Incarnation("gateway-b")
 RATES = RateLimits(requests_per_minute=60, tokens_per_minute=6000)
@@ -57,6 +57,12 @@ def test_a_lowered_limit_counts_at_once() -> None:
         Allowance(requests=60, tokens=6000, at_unix_ms=0), RateLimits(requests_per_minute=2)
     )
     assert grant.left == Amount(2, 0)
+
+
+def test_what_is_brought_back_is_there_for_the_next() -> None:
+    left = Allowance(requests=1, tokens=10, at_unix_ms=0)
+    made, _ = asked(left, RATES, back=Amount(2, 30))
+    assert (made.requests, made.tokens) == (3, 40)
 
 
 def test_places_are_shared_and_those_of_a_dead_gateway_fall_free() -> None:
@@ -134,6 +140,26 @@ def test_what_a_request_did_not_use_comes_back() -> None:
     assert not world.take(0, 1)
     world.shares[0].settle(1000, 10)
     assert world.take(0, 990)
+
+
+def test_a_request_that_did_not_run_gives_all_of_it_back() -> None:
+    world = World(RateLimits(requests_per_minute=1, tokens_per_minute=1000, concurrency=1), 1)
+    assert world.take(0, 1000)
+    assert not world.take(0, 1)
+    world.shares[0].undo(1000)
+    assert world.take(0, 1000)
+
+
+def test_places_that_are_held_are_said_again_before_others_take_them() -> None:
+    world = World(RateLimits(concurrency=1), 2)
+    assert world.take(0, 1)
+    share = world.shares[0]
+    assert not share.tick(now_s=world.now_s + RENEW_S - 0.1)
+    assert share.tick(now_s=world.now_s + RENEW_S)
+    world.now_ms += int(RENEW_S * 1000)
+    world.swap(0, None)
+    world.now_ms += PLACES_TTL_MS - 1
+    assert not world.take(1, 1)
 
 
 def test_a_crowd_that_waits_is_served_by_one_exchange() -> None:

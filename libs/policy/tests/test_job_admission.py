@@ -34,6 +34,11 @@ def test_a_newer_attempt_names_the_stale_ones(admission: JobAdmission) -> None:
     assert admission.admit(R1, 3, 10, may_wait=False) == Admitted(stale=(1,))
 
 
+def test_attempts_of_another_request_are_not_stale(admission: JobAdmission) -> None:
+    admission.admit(R1, 1, 10, may_wait=False)
+    assert admission.admit(R2, 2, 10, may_wait=False) == Admitted()
+
+
 def test_a_cancelled_attempt_that_comes_late_is_refused(admission: JobAdmission) -> None:
     admission.admit(R1, 1, 10, may_wait=False)
     assert admission.cancel(R1, 2) == (1,)

@@ -7,7 +7,7 @@ import pytest
 from diptych_contracts.fleet import ClassQueue, QueueLoad
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.requests import PriorityClass
-from diptych_policy.queue_view import MAX_SCHEDULERS, Place, QueueView
+from diptych_policy.queue_view import FRESH_S, MAX_SCHEDULERS, Place, QueueView
 
 INTERACTIVE, STANDARD, BATCH = PriorityClass
 Queues = Mapping[PriorityClass, tuple[int, float]]
@@ -67,6 +67,15 @@ def test_each_class_has_its_share_of_all_queues(queued: int, full: str) -> None:
     assert made.full(STANDARD, now_s=11.0) is (queued >= 150)
     assert made.full(INTERACTIVE, now_s=11.0) is False
     assert view().full(BATCH, now_s=11.0) is False
+
+
+def test_an_old_report_refuses_nobody() -> None:
+    seen = view(load("s1", {INTERACTIVE: (4, 2.0)}, queued=100))
+    fresh_s, stale_s = 10.0 + FRESH_S, 10.1 + FRESH_S
+    assert seen.full(INTERACTIVE, now_s=fresh_s)
+    assert not seen.full(INTERACTIVE, now_s=stale_s)
+    assert seen.wait_s(INTERACTIVE, now_s=fresh_s) == 10.0
+    assert seen.wait_s(INTERACTIVE, now_s=stale_s) == 0.0
 
 
 def test_it_does_not_grow_with_every_scheduler_that_ever_was() -> None:

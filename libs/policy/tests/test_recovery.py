@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from diptych_contracts.dead import Cause
+from diptych_contracts.events import RequestEnded
 from diptych_contracts.fleet import Role
 from diptych_contracts.ids import Incarnation, RequestId
 from diptych_contracts.jobs import (
@@ -17,7 +18,7 @@ from diptych_contracts.jobs import (
     RefusalReason,
 )
 from diptych_contracts.journal import AttemptFailed, End, EndReason, Fence, Started
-from diptych_contracts.requests import RecordState, Request, RequestRecord
+from diptych_contracts.requests import PriorityClass, RecordState, Request, RequestRecord
 from diptych_policy.attendance import SILENT_GATEWAY_S
 from diptych_policy.fleet import Fleet
 from diptych_policy.journal import JournalPart
@@ -200,6 +201,25 @@ def test_an_end_closes_the_record_once(running: Case) -> None:
     assert running.tell(Ticked()) == []
 
 
+def test_the_books_are_told_whose_it_was_and_what_it_used(case: Case) -> None:
+    case.join(P1, D1)
+    effects = case.accept(a_request(tenant="acme"))
+    assert only(CreateRecord, effects).record.tenant == "acme"
+    case.hear(tokens(4, 5))
+    told = only(Announce, case.hear(an_end(tokens=2))).event
+    assert isinstance(told, RequestEnded)
+    assert (told.tenant, told.prompt_tokens, told.answer_tokens) == ("acme", 3, 2)
+
+
+def test_of_those_that_wait_the_class_goes_first_then_who_came_first(case: Case) -> None:
+    batch, interactive = PriorityClass.BATCH, PriorityClass.INTERACTIVE
+    came = (("b1", batch), ("i1", interactive), ("b2", batch), ("i2", interactive))
+    for name, priority_class in came:
+        case.accept(a_request(name, priority_class=priority_class))
+    placed = [e.request_id for e in case.join(D1) if isinstance(e, SendJob)]
+    assert placed == ["i1", "i2", "b1", "b2"]
+
+
 def test_a_long_prompt_is_named_in_every_job_and_deleted_at_the_end(case: Case) -> None:
     request, _ = by_reference(a_request(prompt_ids=tuple(range(100))))
     case.join(P1, D1, D2)
@@ -247,6 +267,13 @@ def test_a_dead_prefill_worker_before_the_hand_over_costs_an_attempt(running: Ca
     sent = only(SendJob, running.hear(fence(2)))
     assert isinstance(sent.job, GenerateJob)
     assert sent.job.generation.prefix_ids == (4,)
+
+
+def test_a_hand_over_of_an_older_attempt_is_none_of_this_one(running: Case) -> None:
+    running.lose(D1)
+    running.hear(fence(2))
+    running.hear(started(D1, attempt=1))
+    assert only(PublishFence, running.lose(P1)).fence == fence(3)
 
 
 def test_five_lost_attempts_end_a_request(case: Case) -> None:
@@ -564,6 +591,32 @@ def test_an_adoption_without_a_new_token_is_no_progress(case: Case) -> None:
     assert (end.reason, end.cause) == (EndReason.FAILED, Cause.LOST_SCHEDULERS)
 
 
+@pytest.mark.parametrize("said", [(), (started(P1),), (tokens(4), started(D1))])
+def test_an_adopter_takes_up_a_failure_that_its_owner_did_not_hear(
+    case: Case, said: tuple[JournalPart, ...]
+) -> None:
+    """It asked the worker again, for which that was a duplicate, and waited out the deadline."""
+    record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER)
+    case.join(P1, D1)
+    effects = adopt(case, record, *said, failed(P1))
+    assert none(SendJob, effects)
+    assert only(PublishFence, effects).fence.attempt == 2
+    assert not case.ledger.current(REQUEST, 1)
+
+
+def test_an_adopter_ends_what_no_worker_can_do(case: Case) -> None:
+    record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER)
+    case.join(P1, D1)
+    end = only(PublishEnd, adopt(case, record, failed(P1, retryable=False))).end
+    assert (end.reason, end.cause) == (EndReason.FAILED, Cause.IMPOSSIBLE)
+
+
+def test_an_adopter_lets_the_failure_of_an_older_attempt_rest(case: Case) -> None:
+    record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER, attempt=2)
+    case.join(P1, D1)
+    assert only(SendJob, adopt(case, record, failed(P1), fence(2))).attempt == 2
+
+
 def test_an_adopter_sends_a_job_again_that_may_never_have_left(case: Case) -> None:
     record = msgspec.structs.replace(routed_to(Case(), P1, D1), owner=OTHER)
     case.join(P1, D1)
@@ -621,10 +674,22 @@ def test_a_record_whose_request_is_gone_is_closed(case: Case) -> None:
     assert only(SaveRecord, effects).record.state is RecordState.CLOSED
 
 
-def test_records_that_nobody_can_serve_are_not_adopted(case: Case) -> None:
-    case.tell(RecordSeen(an_orphan(request_seq=0, state=RecordState.CANCELLING)))
-    case.tell(RecordSeen(an_orphan(state=RecordState.CLOSED)))
+@pytest.mark.parametrize(
+    "record",
+    [
+        an_orphan(request_seq=0, state=RecordState.CANCELLING),
+        an_orphan(state=RecordState.CLOSED),
+    ],
+)
+def test_records_that_nobody_can_serve_are_not_adopted(case: Case, record: RequestRecord) -> None:
+    case.tell(RecordSeen(record))
     assert case.lose(OTHER) == []
+
+
+def test_records_of_a_living_owner_are_not_adopted(case: Case) -> None:
+    case.tell(RecordSeen(an_orphan()))
+    assert case.lose(Incarnation("scheduler-third")) == []
+    assert not none(AdoptRecord, case.lose(OTHER))
 
 
 def test_an_adoption_told_twice_counts_once(case: Case) -> None:
@@ -797,11 +862,11 @@ def test_the_total_deadline_counts_by_the_buses_clock_not_by_the_gateways() -> N
     case = Case()
     case.join(D1)
     request = a_request(created_unix_ms=-7_200_000)
-    case.now_s = 50.0
+    case.now_s = 60.0
     arrived = RequestArrived(request, request_seq=7, journal_seq=3, stored_unix_ms=50_000)
     assert only(CreateRecord, case.tell(arrived)).record.deadline_unix_ms == 3_650_000
     job = only(SendJob, case.tell(RecordCreated(REQUEST))).job
-    assert job.generation.budget_ms == 3_600_000
+    assert job.generation.budget_ms == 3_590_000
 
 
 def test_what_another_owner_is_to_cancel_is_left_to_whoever_adopts_it(case: Case) -> None:

@@ -64,6 +64,11 @@ def test_days_are_those_of_the_end_in_utc() -> None:
     }
 
 
+def test_a_day_begins_at_midnight_and_not_before() -> None:
+    items = [ended(1, at_ms=DAY_MS - 1), ended(2, at_ms=DAY_MS)]
+    assert [day.day for day in by_day(items)] == ["1970-01-01", "1970-01-02"]
+
+
 def test_what_a_day_holds_is_not_added_again() -> None:
     of = DayOf("acme", "1970-01-01")
     first = added(None, of, [ended(1), ended(2)])

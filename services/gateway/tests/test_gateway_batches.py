@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -9,9 +10,13 @@ import openai
 import pytest
 
 from diptych_bus.memory import MemoryBus
+from diptych_bus.port import Kept
+from diptych_contracts.batches import BatchRecord
+from diptych_contracts.ids import Incarnation
 from diptych_contracts.journal import EndReason
 from diptych_contracts.requests import PriorityClass
 from diptych_contracts.streams import BATCH_RESULTS, FILE_PARTS
+from diptych_gateway.batches.lines import TooLong, lines
 
 CHAT = "/v1/chat/completions"
 
@@ -158,11 +163,50 @@ async def test_every_fault_of_a_file_is_told_by_its_line(run_stack: Any, hello: 
         assert not stack.fleet.requests
 
 
+async def forever(fleet: Any, request: Any) -> None:
+    """Say nothing."""
+
+
+async def test_a_tenant_has_so_many_batches_that_are_not_over(run_stack: Any) -> None:
+    async with run_stack(forever, max_open_batches=1) as stack:
+        board = stack.gateway.batch_room.batches.board
+        far_unix_ms = stack.fleet.bus.unix_ms() + 3_600_000
+        another = BatchRecord(
+            batch_id="batch_rival",
+            tenant="rival",
+            endpoint=CHAT,
+            input_file_id="file-rival",
+            owner=Incarnation("gateway-2"),
+            owned_until_unix_ms=far_unix_ms,
+            created_unix_ms=0,
+            expires_unix_ms=far_unix_ms,
+        )
+        board.note(Kept(another.batch_id, another, 1))
+        first = await start(stack, jsonl(line(1)))
+        body = {name: first[name] for name in ("input_file_id", "endpoint", "completion_window")}
+        refused = await stack.client.post("/v1/batches", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "60")
+        await stack.client.post(f"/v1/batches/{first['id']}/cancel")
+        await over(stack, first["id"], "cancelled")
+        assert (await stack.client.post("/v1/batches", json=body)).status_code == 200
+
+
 @pytest.mark.parametrize("data", [b"", b"\n\n \n"])
 async def test_an_empty_file_fails(run_stack: Any, hello: Any, data: bytes) -> None:
     async with run_stack(hello) as stack:
         done = await over(stack, (await start(stack, data))["id"])
         assert [f["code"] for f in done["errors"]["data"]] == ["empty_file"]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+async def test_a_line_may_be_as_long_as_the_limit(end: bytes) -> None:
+    async def content(size: int) -> AsyncIterator[bytes]:
+        yield b"a\n" + b"b" * size + end
+
+    whole = [found async for found in lines(content(5), max_bytes=5)]
+    assert whole == [(1, b"a"), (2, b"bbbbb")]
+    with pytest.raises(TooLong, match="2"):
+        _ = [found async for found in lines(content(6), max_bytes=5)]
 
 
 async def test_too_many_and_too_long_lines_fail(run_stack: Any, hello: Any) -> None:

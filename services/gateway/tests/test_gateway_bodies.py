@@ -67,6 +67,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str]] = [
     ({"frequency_penalty": 3}, "frequency_penalty", ""),
     ({"repetition_penalty": 0}, "repetition_penalty", ""),
     ({"seed": 2**63}, "seed", ""),
+    ({"seed": -(2**63) - 1}, "seed", ""),
     ({"seed": "lucky"}, "seed", "invalid_type"),
     ({"stop": ""}, "stop", ""),
     ({"stop": ["a", ""]}, "stop", ""),

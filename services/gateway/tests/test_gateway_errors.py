@@ -44,6 +44,33 @@ def test_each_error_has_its_status(err: DiptychError, status: int, kind: str, co
     assert (found.status, error["type"], error["code"]) == (status, kind, code)
 
 
+def test_what_nobody_foresaw_tells_nothing_of_itself() -> None:
+    assert b"10.1.2.3" not in from_error(Conflict("at 10.1.2.3")).body
+
+
+def test_within_a_stream_an_error_says_its_headers_too() -> None:
+    said = json.loads(ApiError(503, "x", retry_after_s=2.0).late_body)["error"]
+    assert said["headers"] == {"retry-after": "2"}
+    assert "headers" not in json.loads(ApiError(500, "x").late_body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        (EndReason.EXPIRED, 504, "expired"),
+        (EndReason.CANCELLED, 503, "cancelled"),
+        (EndReason.FAILED, 500, "failed"),
+    ],
+)
+@pytest.mark.parametrize("produced", [True, False])
+def test_an_answer_that_did_not_finish(
+    reason: EndReason, status: int, code: str, *, produced: bool
+) -> None:
+    error = from_end(End(request_id=RequestId("r"), attempt=1, reason=reason), produced=produced)
+    assert error is not None
+    assert (error.status, error.code, error.should_retry) == (status, code, not produced)
+
+
 def test_what_may_be_repeated_says_when() -> None:
     assert (b"retry-after", b"1") in from_error(BusAway("x")).headers
     assert (b"retry-after", b"3") in ApiError(429, "x", retry_after_s=2.1).headers

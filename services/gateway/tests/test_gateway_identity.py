@@ -62,6 +62,19 @@ async def test_without_keys_anybody_on_this_machine_is_served(stack: Any) -> Non
     assert stack.fleet.requests[0].tenant == "default"
 
 
+async def test_a_key_counts_in_its_own_place_alone(stack: Any) -> None:
+    key = await put_key(stack.fleet.bus, "k1")
+    bucket = keys_bucket(stack.fleet.bus)
+    kept = await bucket.get(key_entry("k1"))
+    await bucket.put(key_entry("k2"), kept.value)
+    await bucket.delete(key_entry("k1"))
+    await put_key(stack.fleet.bus, "k3")
+    keyring = stack.gateway.keyring
+    await stack.until(lambda: [entry.key_id for entry in keyring.entries] == ["k3"])
+    with pytest.raises(ApiError):
+        keyring.caller(key)
+
+
 async def test_from_the_first_key_on_every_request_needs_one(stack: Any) -> None:
     key = await put_key(stack.fleet.bus, "k1", tenant="acme")
     await stack.until(lambda: not stack.gateway.keyring.open)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from diptych_bus.memory.stream import EPOCH_UNIX_MS
 from diptych_contracts.allowances import Allowance
 from diptych_contracts.journal import EndReason
 from diptych_contracts.keys import RateLimits
-from diptych_contracts.streams import ALLOWANCES
+from diptych_contracts.streams import ALLOWANCES, REQUESTS
 from diptych_gateway.tenancy.allowances import duration
 from diptych_testkit.keys import bearer, put_key, put_tenant
 
@@ -80,6 +81,16 @@ async def test_a_request_that_is_wrong_takes_nothing(stack: Any) -> None:
     headers = await limited(stack, requests_per_minute=1)
     assert (await ask(stack, headers, model="nope")).status_code == 404
     assert (await ask(stack, headers, max_tokens=99999)).status_code == 400
+    assert (await ask(stack, headers)).status_code == 200
+
+
+async def test_a_request_that_is_not_stored_takes_nothing(stack: Any) -> None:
+    headers = await limited(stack, requests_per_minute=1)
+    stream = stack.broker.streams[REQUESTS.name]
+    spec, stream.spec = stream.spec, replace(stream.spec, max_bytes=10)
+    refusal = await ask(stack, headers)
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (429, "storage_full")
+    stream.spec = spec
     assert (await ask(stack, headers)).status_code == 200
 
 
@@ -179,6 +190,15 @@ async def test_the_limits_of_a_tenant_hold_for_all_its_keys(stack: Any) -> None:
     free = await ask(stack, other)
     assert free.status_code == 200
     assert not [name for name in free.headers if name.startswith("x-ratelimit")]
+
+
+async def test_what_a_tenant_may_not_is_not_taken_from_its_key(stack: Any) -> None:
+    headers = await limited(stack, RateLimits(requests_per_minute=1), tokens_per_minute=1000)
+    assert (await ask(stack, headers, max_tokens=5)).status_code == 200
+    share = stack.gateway.allowances._shares["key.k1"]
+    await stack.until(lambda: not share.running)
+    assert (await ask(stack, headers, max_tokens=5)).status_code == 429
+    assert share.running == 0
 
 
 async def test_a_changed_limit_counts_without_a_restart(stack: Any) -> None:

@@ -50,3 +50,9 @@ def test_a_client_that_reads_nothing_is_cut_off() -> None:
     patience.sending()
     assert ticked(patience, 30) == []
     assert ticked(patience, 1) == [Due.DISCONNECT]
+
+
+def test_an_answer_that_has_ended_only_waits_for_its_client() -> None:
+    patience = Patience(LIMITS)
+    patience.ended()
+    assert set(ticked(patience, 4000)) == {Due.KEEP_ALIVE}

@@ -82,6 +82,12 @@ async def test_each_class_has_its_own_pace(stack: Any) -> None:
     assert refusal(await stack.chat(service_tier="flex")) == (503, "no_capacity", 120)
 
 
+async def test_who_was_let_in_since_the_last_report_waits_too(stack: Any) -> None:
+    await report(stack, waiting={INTERACTIVE: 29}, gap_s={INTERACTIVE: 2.0})
+    assert (await stack.chat()).status_code == 200
+    assert refusal(await stack.chat()) == (503, "no_capacity", 62)
+
+
 async def test_a_queue_keeps_room_for_what_cannot_wait(stack: Any) -> None:
     await report(stack, queued=600, waiting={BATCH: 600}, gap_s={BATCH: 0.05})
     assert refusal(await stack.chat(service_tier="flex")) == (429, "queue_full", 31)
@@ -115,6 +121,16 @@ async def test_a_full_stream_is_told_and_leaves_no_record(stack: Any) -> None:
     assert await stack.gateway.records.settled(1.0)
     assert await no_record(stack, response)
     assert len(stack.gateway.in_flight) == stack.gateway.admission.in_flight == 0
+
+
+async def test_an_answer_that_is_not_stored_is_not_kept_for_its_client(stack: Any) -> None:
+    stream = stack.broker.streams[REQUESTS.name]
+    stream.spec = dataclasses.replace(stream.spec, max_bytes=10)
+    response = await stack.client.post(
+        "/v1/chat/completions", json=stack.body(), headers={"x-diptych-resume": "1"}
+    )
+    assert response.status_code == 429
+    assert len(stack.gateway.in_flight.keeper) == 0
 
 
 async def test_full_buckets_are_told_apart(stack: Any) -> None:

@@ -177,6 +177,21 @@ async def test_an_engine_that_follows_no_grammar_is_not_asked() -> None:
         await checks.check(ANY_OBJECT, tiny_card(), param="response_format")
 
 
+async def test_a_good_schema_is_no_good_grammar_of_another_kind() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        checks = GrammarChecks(executor)
+        await checks.check(ANY_OBJECT, tiny_card(), param="response_format")
+        lark = Grammar(kind="lark", text=ANY_OBJECT.text)
+        with pytest.raises(InvalidRequest):
+            await checks.check(lark, tiny_card(), param="tools")
+
+
+@pytest.mark.parametrize(("said", "told"), [(None, True), (True, True), (False, False)])
+def test_an_answer_tells_how_strict_its_schema_was(said: bool | None, *, told: bool) -> None:
+    structure = text_settings(raw({"format": {**TEXT["format"], "strict": said}}))
+    assert json.loads(structure.echo)["strict"] is told
+
+
 async def test_a_broken_grammar_of_our_own_making_is_refused_too() -> None:
     grammar = Grammar(kind="lark", text='start: "a" %json {"uniqueItems": true}')
     with (

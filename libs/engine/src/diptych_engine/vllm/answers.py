@@ -65,9 +65,13 @@ class Answer(msgspec.Struct):
         return any(choice.finish_reason == "abort" for choice in self.choices)
 
 
-class _Params(msgspec.Struct):
+class Offered(msgspec.Struct):
+    """What the transfer params say that is not only for vLLM."""
+
     remote_num_tokens: int | None = None
-    remote_request_id: str | None = None
+    """Tokens whose KV prefill offers."""
+    remote_prefill_cached_tokens: int | None = None
+    """Prompt tokens that prefill had cached. Where it says so, decode repeats it as its own."""
 
 
 def read_answer(data: bytes) -> Answer:
@@ -79,13 +83,13 @@ def read_answer(data: bytes) -> Answer:
     return answer
 
 
-def remote_tokens(params: bytes) -> int | None:
-    """Tokens whose KV prefill offers; None: it does not say."""
+def offered_by(params: bytes) -> Offered:
+    """What `params` say; nothing, if they are of another form."""
     try:
-        told: _Params = from_json(params, _Params)
+        told: Offered = from_json(params, Offered)
     except msgspec.DecodeError:
-        return None
-    return told.remote_num_tokens
+        return Offered()
+    return told
 
 
 def delta(

@@ -38,9 +38,10 @@ class HandOffCounts:
 class HandOffAudit:
     """Compares what was handed over with what the server's metrics say.
 
-    Where an answer says how many prompt tokens had KV (`--enable-prompt-tokens-details`), that
-    tells of this very answer. Else sums are compared, one reading late, since metrics lag: so
-    what other requests find in the local cache may hide a recomputed one, never the other way.
+    Where an answer says how many prompt tokens had KV *at decode*, that tells of this very answer.
+    Else, and always in 0.32, where decode repeats what prefill had cached, sums are compared, one
+    reading late, since metrics lag: so what other requests find in the local cache may hide a
+    recomputed one, never the other way.
 
     Args:
         counts: What is counted.

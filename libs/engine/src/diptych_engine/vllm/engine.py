@@ -28,7 +28,7 @@ from diptych_engine.over_http.reading import from_json
 from diptych_engine.over_http.salts import Salts
 from diptych_engine.port import EngineSpec, SequenceWork
 from diptych_engine.request_port import EngineStats, KvEvent, TokenDelta
-from diptych_engine.vllm.answers import Answer, delta, read_answer, remote_tokens
+from diptych_engine.vllm.answers import Answer, delta, offered_by, read_answer
 from diptych_engine.vllm.asking import GENERATE, Asking
 from diptych_engine.vllm.audit import HandOffAudit, HandOffCounts
 from diptych_engine.vllm.contract import CONTRACT
@@ -42,6 +42,8 @@ USAGE_S = 5.0
 """How long an answer's end waits for the usage that follows it at once."""
 MAX_OPAQUE_BYTES = 512 * 1024
 """Block ids of a million tokens; NATS takes 1 MB in all."""
+_IN_TIME = 0.8
+"""Of its lease, for handing KV over: once that is over vLLM (0.32) fetches what lies there now."""
 _BLOCK_TOKENS = 16
 _NOTHING = b"null"
 
@@ -145,7 +147,7 @@ class VllmEngine:
             kind="vllm_nixl",
             engine_version=f"{version} {model.root or model.id}",
             first_token=FirstToken.DECODE,
-            orphan_ms=round(self._options.lease_s * 1000),
+            orphan_ms=round(self._options.lease_s * 1000 * _IN_TIME),
         )
         context = model.max_model_len or settings.card.context_tokens
         self.spec = replace(
@@ -209,6 +211,8 @@ class VllmEngine:
         """The answer's tokens; see `RequestEngine`."""
         params = self._params(work)
         body = self._asking.answer(work, self.spec.eos_ids, self._salt(work), params)
+        offered = offered_by(bytes(params)) if params is not None else None
+        tells_its_own = offered is not None and offered.remote_prefill_cached_tokens is None
         ended, begun, cached_tokens = False, False, None
         try:
             async with aclosing(self._answers(work, body)) as answers:
@@ -217,14 +221,14 @@ class VllmEngine:
                     if found is None or ended:
                         continue
                     begun, ended = True, found.finish is not None
-                    if ended and params is not None:  # nobody listens once the end is told
+                    if ended and tells_its_own:  # nobody listens once the end is told
                         cached_tokens = await _cached_tokens(answers)
                     yield found
             if not ended:
                 raise EngineGone("vLLM's answer ended without a reason to finish")
         finally:
-            if begun and params is not None:
-                self._audit.imported(remote_tokens(bytes(params)) or 0, cached_tokens)
+            if begun and offered is not None:
+                self._audit.imported(offered.remote_num_tokens or 0, cached_tokens)
 
     async def _answers(self, work: SequenceWork, body: bytes) -> AsyncGenerator[Answer, None]:
         """The events of a streamed answer."""

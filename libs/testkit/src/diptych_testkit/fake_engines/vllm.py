@@ -34,8 +34,8 @@ class VllmHabits(Habits):
     lease_s: float = 30.0
     details: bool = True
     """Whether usage tells of cached tokens."""
-    forgets: str = ""
-    """A field that its transfer params lack."""
+    forgets: tuple[str, ...] = ()
+    """Fields that its transfer params lack."""
     null_params: bool = False
     healthy: bool = True
 
@@ -149,8 +149,11 @@ class FakeVllm(TokenServer):
             if params is not None and params.get("do_remote_decode"):
                 await self._prefill(exchange, ids, sampling, params)
             else:
-                cached = self._fetch(exchange, ids, params) if params is not None else 0
-                await self._answer(exchange, ids, sampling, cached)
+                params = params or {}
+                cached = self._fetch(exchange, ids, params) if params else 0
+                # What prefill says that it had cached, decode repeats.
+                told = params.get("remote_prefill_cached_tokens", cached)
+                await self._answer(exchange, ids, sampling, told)
         finally:
             self.running -= 1
             self.aborted += exchange.left
@@ -185,9 +188,9 @@ class FakeVllm(TokenServer):
             "remote_prefill_cached_tokens": 0,
         }
         until = time.monotonic() + self.habits.lease_s
+        given = {key: value for key, value in given.items() if key not in self.habits.forgets}
         with self.nixl.lock:
             self.nixl.kept[f"cmpl-{name}-0-abc"] = (given, list(ids), until, self.url)
-        given = {key: value for key, value in given.items() if key != self.habits.forgets}
         token = self.habits.tokens(ids, sampling, seed="seed").next()
         finish = "stop" if token in sampling.get("stop_token_ids", ()) else "length"
         answer = {
