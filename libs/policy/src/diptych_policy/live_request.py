@@ -8,7 +8,7 @@ from typing import NamedTuple
 from diptych_contracts.dead import Cause
 from diptych_contracts.ids import Incarnation
 from diptych_contracts.jobs import Cancel, GenerateJob, Generation, Job, PrefillJob
-from diptych_contracts.journal import End, EndReason, Fence
+from diptych_contracts.journal import AttemptFailed, End, EndReason, Fence
 from diptych_contracts.requests import Assignment, Mode, Request, RequestRecord
 from diptych_policy.attendance import Attendance
 from diptych_policy.journal import RequestView
@@ -61,6 +61,8 @@ class LiveRequest:
     """A decode worker has its KV: it needs its prefill worker no more."""
     parked: bool = False
     """That KV waits for a seat: no token comes meanwhile."""
+    failed: AttemptFailed | None = None
+    """What was heard last of a worker that gave an attempt up."""
     failures: int = 0
     """Attempts that live workers gave up in a row."""
     refusals: int = 0

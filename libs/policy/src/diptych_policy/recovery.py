@@ -214,29 +214,27 @@ class Ledger(RecordNews):
             )
             return self._bury(record, end, tokens=len(view.token_ids))
         live = self._enter(request, record, Stage.CREATING)
-        failed: AttemptFailed | None = None
         for part in event.parts:
-            if self._fold(live, part) is not FORGED and isinstance(part, AttemptFailed):
-                failed = part
+            self._fold(live, part)
         if not event.whole and record.state in (RecordState.QUEUED, RecordState.ROUTED):
             detail = "the journal holds only a part of its answer"
             return self._end(live, EndReason.FAILED, detail, Cause.MISSING)
         tokens = len(live.view.token_ids)
         if tokens > record.adopted_tokens:
             live.record = msgspec.structs.replace(record, adoptions=0, adopted_tokens=tokens)
-            return [SaveRecord(live.record), *self._continue(live, failed)]
+            return [SaveRecord(live.record), *self._continue(live)]
         if record.adoptions > self._limits.max_adoptions:
             detail = f"its last {record.adoptions} schedulers died without getting any further"
             return self._end(live, EndReason.FAILED, detail, Cause.LOST_SCHEDULERS)
-        return self._continue(live, failed)
+        return self._continue(live)
 
     def _bury(self, record: RequestRecord, end: End, *, tokens: int = 0) -> list[Effect]:
         """Nobody can serve it: say so and close."""
         closed = self._closed(record, end, request=None, tokens=tokens)
         return [PublishEnd(record.gateway, spoken(end, record.secret)), *closed]
 
-    def _continue(self, live: LiveRequest, failed: AttemptFailed | None) -> list[Effect]:
-        """Go on where the dead owner stopped; `failed` it may not have heard."""
+    def _continue(self, live: LiveRequest) -> list[Effect]:
+        """Go on where the dead owner stopped."""
         record = live.record
         match record.state:
             case RecordState.CANCELLING:
@@ -255,8 +253,8 @@ class Ledger(RecordNews):
             return self._lose(live, f"{gone[0]} is gone", *gone)
         live.to(Stage.ROUTED, now_s=self._now_s)
         self._placer.book(live, assignment)
-        if failed is not None and failed.attempt == record.attempt:
-            return self._failed(live, failed)
+        if live.failed is not None and live.failed.attempt == record.attempt:
+            return self._failed(live, live.failed)  # of which the owner may not have heard
         if live.view.attempt_has_tokens or live.decode_started:
             return []
         return [self._send(live, assignment)]
@@ -287,6 +285,8 @@ class Ledger(RecordNews):
         change = live.view.apply(part)
         if isinstance(part, Started) and change is not FORGED:
             self._started(live, part)
+        if isinstance(part, AttemptFailed) and change is not FORGED:
+            live.failed = part
         if change.new_ids:
             live.progress_s = self._now_s
             live.failures = live.refusals = 0

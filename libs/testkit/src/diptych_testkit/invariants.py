@@ -20,7 +20,7 @@ from diptych_engine.port import Engine
 from diptych_engine.step_loop import StepLoop
 from diptych_policy.job_admission import MAX_WAITING
 from diptych_testkit.builders import MODEL
-from diptych_testkit.fault_plans import Ask
+from diptych_testkit.fault_plans import PREFILLS, Ask
 from diptych_testkit.small_fleet import SmallFleet
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_testkit.toy_engine import ToyStepEngine, toy_answer
@@ -152,11 +152,12 @@ class Invariants:
         load: WorkerLoad = delivery.decode(WorkerLoad)
         name = self._fleet.name_of(load.worker)
         spec = self._fleet.engines[name].spec
-        may_wait = load.waiting and load.waiting_tokens  # prefills need no room until they run
+        # A prefill needs no room before it runs, nor after: what is promised to it is not bounded.
+        promised = 0 if name.startswith(PREFILLS) else load.kv_tokens_used
         limits = {
             "sequences": (load.running, spec.max_sequences),
             "jobs": (load.running + load.waiting, MAX_WAITING),
-            "KV cells": (0 if may_wait else load.kv_tokens_used, spec.kv_tokens),
+            "KV cells": (promised, spec.kv_tokens),
             "transfer slots": (load.transfer_slots_used, self._fleet.transfer_slots[name]),
         }
         for what, (seen, limit) in limits.items():
