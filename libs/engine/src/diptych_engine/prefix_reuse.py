@@ -136,6 +136,11 @@ class PrefixReuse:
         """KV cells that are kept."""
         return self._cache.cells
 
+    @property
+    def pinned(self) -> int:
+        """Prefixes that are pinned, of which some may have had to go."""
+        return self._cache.pins
+
     def check(self) -> None:
         """Raise `AssertionError` if an invariant is broken."""
         self._cache.check()

@@ -231,6 +231,16 @@ class StepLoop:
         """None: it lives and dies with this process."""
         return None
 
+    @property
+    def kept_cells(self) -> int:
+        """KV cells of prefixes that no sequence needs."""
+        return self._prefixes.cells
+
+    @property
+    def pinned(self) -> int:
+        """Prefixes that are pinned."""
+        return self._prefixes.pinned
+
     def check(self) -> None:
         """Raise `AssertionError` if an invariant is broken. To be called while nothing runs."""
         with self._changed:

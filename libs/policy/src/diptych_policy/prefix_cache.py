@@ -84,6 +84,11 @@ class PrefixCache:
         """Retained sequences."""
         return len(self._paths)
 
+    @property
+    def pins(self) -> int:
+        """Keys for which something is pinned."""
+        return len(self._pins)
+
     def match(self, prefix: Prefix) -> Hit | None:
         """The longest beginning of `prefix` that is retained. Counts as use."""
         blocks = 0

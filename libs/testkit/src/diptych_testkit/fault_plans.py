@@ -1,15 +1,18 @@
 """Seeded plans of a small fleet's bad day: what is asked of it, and what befalls it.
 
 Pure: a case and a seed give the same plan everywhere. `CASES` names the faults one by one;
-`everything` mixes them.
+`everything` mixes them. In every second seed engines and workers can do more
+(`member_builds`), and what is asked goes on where others ended.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from diptych_contracts.requests import Forced, Mode
+from diptych_contracts.requests import Forced, KvPath, Mode
 from diptych_contracts.sampling import Sampling
+from diptych_testkit.member_builds import PLAIN, Build, chosen
+from diptych_testkit.toy_engine import toy_answer
 
 SCHEDULERS = ("s1", "s2")
 PREFILLS = ("p1", "p2")
@@ -22,6 +25,7 @@ CLIENT = ""
 LOAD_S = 3.0
 """Requests come, and faults begin, within this time."""
 HOUR_MS = 3_600_000
+TENANTS = ("default", "other")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,7 @@ class Ask:
     sampling: Sampling
     forced: Forced
     cancel_after_s: float | None = None
+    tenant: str = TENANTS[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,15 @@ class Storm:
     break_frac: float = 0.0
 
 
-Strike = Kill | Freeze | Cut | Away | Storm
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A tenant is purged from what engines keep."""
+
+    at_s: float
+    tenant: str
+
+
+Strike = Kill | Freeze | Cut | Away | Storm | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +135,39 @@ class Plan:
     noise: Noise = Noise()
     skew_ms: dict[str, int] = field(default_factory=dict)
     """How far members' wall clocks are ahead."""
+    prefill: Build = PLAIN
+    decode: Build = PLAIN
 
 
 def plan(case: str, seed: int) -> Plan:
     """The plan of `case` that `seed` gives."""
     rng = Random(f"{case}/{seed}")
     calm = Plan(case, seed, tuple(_ask(rng, number) for number in range(rng.randint(8, 14))))
-    return CASES[case](calm, rng)
+    what = CASES[case](calm, rng)
+    return _abler(what, Random(f"able/{case}/{seed}")) if seed % 2 and what.asks else what
+
+
+def _abler(what: Plan, rng: Random) -> Plan:
+    """The same day of a fleet that keeps KV, drafts or parks, as `rng` says."""
+    parks = rng.random() < 0.4
+    prefill, decode = chosen(rng, parks=parks)
+    firsts = [rng.randint(1, 600) for _ in range(3)]
+    asks = tuple(_going_on(ask, rng, firsts, parks=parks) for ask in what.asks)
+    purges = tuple(Forget(_when(rng), rng.choice(TENANTS)) for _ in range(rng.randint(0, 2)))
+    strikes = (*what.strikes, *purges)
+    return replace(what, asks=asks, strikes=strikes, prefill=prefill, decode=decode)
+
+
+def _going_on(ask: Ask, rng: Random, firsts: list[int], *, parks: bool) -> Ask:
+    """`ask` as a turn of one of a few conversations."""
+    first = rng.choice(firsts)
+    ids = tuple(range(first, first + rng.choice((1, 16, 17, 33, 64, 80, 129, 200))))
+    if rng.random() < 0.4:
+        ids = (*ids, *toy_answer(ids, rng.randint(1, 40)))
+    path = KvPath.DIS_CPU if parks and rng.random() < 0.5 else None
+    mode = Mode.REMOTE if path or rng.random() < 0.6 else ask.forced.mode
+    forced = Forced(mode=mode, link=ask.forced.link, path=path)
+    return replace(ask, prompt_ids=ids, forced=forced, tenant=rng.choice(TENANTS))
 
 
 def _ask(rng: Random, number: int) -> Ask:

@@ -1,7 +1,8 @@
 """A fault plan carried out in virtual time, and every invariant looked at.
 
 1. Every accepted request ends exactly once, and client, record and event agree how.
-2. Nothing is held at the end: no seat, KV cell, transfer slot, ledger entry, stored request.
+2. Nothing is held at the end: no seat, transfer slot, ledger entry, stored request, parked block,
+   pin, nor a KV cell but those that a prefix cache keeps.
 3. No limit is exceeded at any time.
 4. Tokens come without a gap, a repeat or a change: they are those of an undisturbed engine.
 """
@@ -26,6 +27,7 @@ from diptych_testkit.fault_plans import (
     Ask,
     Away,
     Cut,
+    Forget,
     Freeze,
     Kill,
     Plan,
@@ -43,9 +45,6 @@ from diptych_testkit.virtual_links import LinkWeather
 from diptych_testkit.virtual_time import run_virtually
 
 VOCAB_SIZE = 1000
-MAX_SEQUENCES = 4
-KV_TOKENS = 1024
-TRANSFER_SLOTS = 12
 STEP_S = 0.008
 MODELS_S = 1.0
 """So that gateways know the models before they are asked."""
@@ -149,15 +148,27 @@ class FaultRun:
         if kind in GATEWAYS:
             self._gateways[name] = VirtualGateway(self._fleet, name)
             return
+        build = self._plan.prefill if kind in PREFILLS else self._plan.decode
         engine = ToyStepEngine(
             vocab_size=spelling().vocab_size if self._plan.reads else VOCAB_SIZE,
-            max_sequences=MAX_SEQUENCES,
-            kv_tokens=KV_TOKENS,
+            max_sequences=build.max_sequences,
+            kv_tokens=build.kv_tokens,
             context_tokens=512,
             step_s=STEP_S,
+            block_tokens=build.block_tokens,
+            prefix_sequences=build.prefix_sequences,
+            prefix_tokens=build.prefix_tokens,
+            draft_tokens=build.draft_tokens,
         )
         role = Role.PREFILL if kind in PREFILLS else Role.DECODE
-        self._fleet.worker(name, role, engine=engine, transfer_slots=TRANSFER_SLOTS)
+        self._fleet.worker(
+            name,
+            role,
+            engine=engine,
+            transfer_slots=build.transfer_slots,
+            kv_reuse=build.kv_reuse,
+            kv_parking_host_bytes=build.parking_bytes,
+        )
 
     # Load
 
@@ -170,6 +181,7 @@ class FaultRun:
             sampling=ask.sampling,
             stopping=Stopping(max_tokens=ask.max_tokens),
             forced=ask.forced,
+            tenant=ask.tenant,
         )
         await client.send(request)
         if ask.cancel_after_s is not None:
@@ -227,6 +239,10 @@ class FaultRun:
                 fleet.broker.come_back()
             case Storm():
                 await _storm(fleet, strike)
+            case Forget(tenant=tenant):
+                for name, loop in fleet.loops.items():
+                    if name in fleet.lives:
+                        loop.forget(tenant)
             case _:
                 assert_never(strike)
 

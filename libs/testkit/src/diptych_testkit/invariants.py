@@ -16,9 +16,11 @@ from diptych_contracts.requests import RequestRecord
 from diptych_contracts.sampling import Sampling
 from diptych_contracts.streams import EVENTS, REQUEST_RECORDS, REQUESTS
 from diptych_contracts.wire import decode
+from diptych_engine.port import Engine
+from diptych_engine.step_loop import StepLoop
 from diptych_policy.job_admission import MAX_WAITING
 from diptych_testkit.builders import MODEL
-from diptych_testkit.fault_plans import Ask
+from diptych_testkit.fault_plans import PREFILLS, Ask
 from diptych_testkit.small_fleet import SmallFleet
 from diptych_testkit.tiny_gguf import tiny_card
 from diptych_testkit.toy_engine import ToyStepEngine, toy_answer
@@ -117,9 +119,11 @@ class Invariants:
                 yield f"{name} holds {load}"
             if name in fleet.lives and load.transfer_slots_used:
                 yield f"{name} holds {load.transfer_slots_used} transfer slots"
+            if name in fleet.lives and (load.parked or any(r.used_bytes for r in load.parking)):
+                yield f"{name} parks {load.parked}: {load.parking}"
         for name, engine in fleet.engines.items():
-            if name in fleet.lives and isinstance(engine, ToyStepEngine) and engine.cells_used:
-                yield f"{name} holds {engine.cells_used} KV cells"
+            if name in fleet.lives and isinstance(engine, ToyStepEngine):
+                yield from _cells_held(name, engine, fleet.loops[name])
         for name, ledger in fleet.ledgers.items():
             if name in fleet.lives and len(ledger):
                 yield f"{name} still has {ledger.stages()}"
@@ -148,16 +152,27 @@ class Invariants:
         load: WorkerLoad = delivery.decode(WorkerLoad)
         name = self._fleet.name_of(load.worker)
         spec = self._fleet.engines[name].spec
-        may_wait = load.waiting and load.waiting_tokens  # prefills need no room until they run
+        # A prefill needs no room before it runs, nor after: what is promised to it is not bounded.
+        promised = 0 if name.startswith(PREFILLS) else load.kv_tokens_used
         limits = {
             "sequences": (load.running, spec.max_sequences),
             "jobs": (load.running + load.waiting, MAX_WAITING),
-            "KV cells": (0 if may_wait else load.kv_tokens_used, spec.kv_tokens),
+            "KV cells": (promised, spec.kv_tokens),
             "transfer slots": (load.transfer_slots_used, self._fleet.transfer_slots[name]),
         }
         for what, (seen, limit) in limits.items():
             if seen > limit:
                 self._exceeded.append(f"{name}: {seen} {what}, at most {limit} allowed")
+
+
+def _cells_held(name: str, engine: ToyStepEngine, loop: Engine) -> Iterator[str]:
+    """Cells beside those that prefixes keep, and pins that nobody will ask for."""
+    assert isinstance(loop, StepLoop)
+    if engine.cells_used != loop.kept_cells:
+        yield f"{name} holds {engine.cells_used} KV cells, {loop.kept_cells} are kept"
+    if loop.pinned:
+        yield f"{name} pins {loop.pinned} prefixes"
+    loop.check()
 
 
 async def _until(holds: Callable[[], bool], what: str, *, seen: Callable[[], object]) -> None:
